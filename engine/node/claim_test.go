@@ -73,6 +73,30 @@ func TestDueClaims(t *testing.T) {
 	if atOnce, _ := n.dueClaims(v, servers.Slowness{Self: true}); len(atOnce) != 1 {
 		t.Error("one that was lost a while ago, and that nobody serves, is not due")
 	}
+
+	// To this node alone b's server is slow. What b took back at once is left to it for a while, unless b is dead.
+	slow := servers.Slowness{Recent: map[string]bool{"nats-b": true}}
+	theirs := v
+	theirs.Members = slices.Clone(v.Members)
+	theirs.Members[1].Server = "nats-b"
+	for name, c := range map[string]struct {
+		back bool
+		ago  time.Duration
+		v    cluster.View
+		want bool
+	}{
+		"taken back":               {true, 0, theirs, false},
+		"taken back a while ago":   {true, yieldFor, theirs, true},
+		"taken, as it had been":    {false, 0, theirs, true},
+		"taken back by a dead one": {true, 0, cluster.View{Placement: theirs.Placement, Members: theirs.Members[:1]}, true},
+	} {
+		n.partitions[2].takenAt, n.partitions[2].takenBack = time.Now().Add(-c.ago), c.back
+		atOnce, _ := n.dueClaims(c.v, slow)
+		if got := slices.ContainsFunc(atOnce, func(p *partition) bool { return p.number == 2 }); got != c.want {
+			t.Errorf("%s: it is claimed: %t", name, got)
+		}
+	}
+
 	job := "j"
 	for engine.PartitionOf(job, layout.Partitions) != 1 {
 		job += "j"
@@ -181,8 +205,8 @@ func TestOwnClaims(t *testing.T) {
 		t.Error("it counts as lost")
 	}
 	comes("another node's", "b", 0)
-	if !n.lostJustNow(p) {
-		t.Error("it does not count as lost just now")
+	if !n.lostJustNow(p) || n.yields(p) {
+		t.Error("it does not count as lost just now, or counts as taken back")
 	}
 	run := p.run
 	n.claimStored(p, 4)
@@ -190,6 +214,13 @@ func TestOwnClaims(t *testing.T) {
 		t.Error("the answer to a claim that is over took the partition for a moment, and gave it up")
 	}
 	comes("the same, and then an answer to one before it", "b", 0)
+	p.claimed = time.Now()
+	p.chain.Resume(0, 0, nil)
+	comes("one of a moment ago", "a", 7)
+	comes("another node's at once", "b", 0)
+	if !n.yields(p) {
+		t.Error("it does not count as taken back")
+	}
 }
 
 // A claim whose answer is late is due again, and the answer counts when it comes.

@@ -31,8 +31,8 @@ import (
 // lost is the time of one record and one question to the output stream. If nobody serves the partition, there is nothing to wait
 // for: the node claims first, and then catches up.
 //
-// While the views of two nodes differ, they could claim a partition from each other in turn. claimAgain bounds how often. This
-// only makes triggers late.
+// While the views of two nodes differ, they could claim a partition from each other in turn. claimAgain bounds how often, and yieldFor
+// where one of them only finds the other one's server slow. This only makes triggers late.
 const (
 	// claimPoll is how often a node looks whether it should claim a partition. That can change without a new view, because the
 	// positions in the beats count, and these come five times a second.
@@ -50,6 +50,8 @@ const (
 	stalledFor = 3 * time.Second
 	// claimAgain is the least time between two claims of a partition by one node, unless the first one was not stored.
 	claimAgain = time.Second
+	// yieldFor is how long a node leaves a partition to one whose server is slow only to it, once that one has taken the partition back.
+	yieldFor = 5 * time.Second
 )
 
 // membership is what this node knows as one of several over the same NATS.
@@ -133,7 +135,7 @@ func (n *Node) claimLoop(ctx context.Context) {
 // claimDue claims the partitions that this node should claim (dueClaims), some at once, others once all of the log is applied. It waits for
 // the latter in a goroutine, so that it can claim those of a node that dies meanwhile, and then asks again which ones they are.
 func (n *Node) claimDue(ctx context.Context) {
-	atOnce, upToDate := n.dueClaims(n.claimView())
+	atOnce, upToDate := n.dueClaims(n.membership.member.View(), n.servers.Slow())
 	for _, p := range atOnce {
 		n.claim(p)
 	}
@@ -145,30 +147,29 @@ func (n *Node) claimDue(ctx context.Context) {
 		if !n.nearLogEnd(ctx) {
 			return
 		}
-		_, upToDate := n.dueClaims(n.claimView())
+		_, upToDate := n.dueClaims(n.membership.member.View(), n.servers.Slow())
 		for _, p := range upToDate {
 			n.claim(p)
 		}
 	})
 }
 
-// claimView is the view by which this node claims, without the other nodes whose nats-server is slow.
-func (n *Node) claimView() (cluster.View, servers.Slowness) {
-	slow := n.servers.Slow()
-	return withoutSlow(n.membership.member.View(), slow, n.o.Name), slow
-}
-
 // dueClaims are the partitions that this node should claim: atOnce those that nobody serves, and upToDate, once all of the log is applied,
-// those that another node serves now. For a while after this node's network was slow, it claims only the former, and none that it has just
-// learned to have lost: the beat by which the other one says that it serves the partition may have yet to come. While it is slow, nodes
-// that seem dead may be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long
-// that nobody can be serving them.
-func (n *Node) dueClaims(v cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
+// those that another node serves now. Nodes whose nats-server is slow do not count, except where one of them has just taken a partition
+// back, and so reaches the log: then only the link between the two is slow.
+//
+// For a while after this node's network was slow, it claims only partitions that nobody serves, and none that it has just learned to have
+// lost: the beat by which the other one says that it serves the partition may have yet to come. While it is slow, nodes that seem dead may
+// be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long that nobody can be
+// serving them.
+func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
+	v := withoutSlow(all, slow, n.o.Name)
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
 		switch serving := v.Serving(p.number); {
+		case all.Claimant(p.number, caughtUp) != n.o.Name && n.yields(p):
 		case slow.Now:
 			if serving == "" && n.stalled(p) {
 				upToDate = append(upToDate, p)
@@ -197,6 +198,13 @@ func (n *Node) lostJustNow(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return time.Since(p.takenAt) < claimAgain
+}
+
+// yields tells whether another node took a partition back, soon after this one had claimed it, less than yieldFor ago.
+func (n *Node) yields(p *partition) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.takenBack && time.Since(p.takenAt) < yieldFor
 }
 
 // mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has not claimed it within claimAgain.

@@ -23,6 +23,7 @@ type partition struct {
 	claims    uint64    // how many claims were sent
 	claimed   time.Time // when the last one was sent
 	takenAt   time.Time // when this node learned that another one had taken the partition from it
+	takenBack bool      // that was soon after this node had claimed it
 	stopped   error     // why the partition stopped for good; nil: it did not
 	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
 
