@@ -162,8 +162,9 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		}
 		return
 	}
+	room := n.replies.hasRoom()
 	var before carillon.JobReply
-	if e.Kind == engine.KindDelete && awaited {
+	if e.Kind == engine.KindDelete && awaited && room {
 		before, _ = p.machine.Job(e.Job, nil)
 	}
 	result, err := p.machine.Apply(e)
@@ -195,7 +196,7 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 	}
 	p.out.Unlock()
 	if awaited {
-		n.replies.applied(e.Seq, p.answer(e, result, before))
+		n.replies.applied(e.Seq, p.answer(e, result, before, room))
 	}
 	p.mu.Unlock()
 }
@@ -203,13 +204,17 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 // hasOutcome tells whether a record has an outcome for which somebody may wait.
 func hasOutcome(e *engine.Entry) bool { return e.Verb != "" || e.Kind == engine.KindImport }
 
-// answer makes the reply to a command from its result. before is the job that a delete removed. The caller holds mu.
-func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply) *reply {
+// answer makes the reply to a command from its result, without the job if there is no room for that. before is the job that a delete
+// removed. The caller holds mu.
+func (p *partition) answer(e *engine.Entry, result engine.Result, before carillon.JobReply, room bool) *reply {
 	if e.Kind == engine.KindImport {
 		return &reply{jobs: slices.Clone(result.Jobs)}
 	}
 	if result.Err != nil {
 		return &reply{err: result.Err}
+	}
+	if !room {
+		return &reply{changed: result.Changed, noRoom: true}
 	}
 	job, ok := p.machine.Job(e.Job, nil)
 	if !ok {

@@ -1,11 +1,14 @@
 package node
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"testing"
 
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/internal/memtable"
 )
@@ -82,4 +85,57 @@ func TestHaltedBeforeOthers(t *testing.T) {
 		t.Error("the partition seems to go on")
 	}
 	<-applied
+}
+
+// The outcomes of commands have the payloads of their jobs, and those that wait to be passed on are bounded: beyond the bound commands are
+// carried out without them, and further ones are refused, until there is room again.
+func TestOutcomesAreBounded(t *testing.T) {
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	n.replies.init()
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}
+	p.follows.Store(true)
+	const payload, commands = 512 << 10, 300
+	var seq uint64
+	var told []reply
+	apply := func(kind engine.Kind, verb carillon.Verb, body string) {
+		seq++
+		n.replies.open.Add(1)
+		n.replies.await(seq, func(r reply) { told = append(told, r) })
+		n.apply(p, &engine.Entry{Seq: seq, Kind: kind, Verb: string(verb), Job: "j", Body: []byte(body)})
+	}
+	apply(engine.KindPut, carillon.VerbPut, fmt.Sprintf(`{"schedule":"@daily","payload":"%0*d"}`, payload-2, 0))
+	for range commands / 2 {
+		apply(engine.KindPause, carillon.VerbPause, "")
+		apply(engine.KindResume, carillon.VerbResume, "")
+	}
+	bytes := 0
+	for _, o := range n.replies.told {
+		bytes += len(o.r.job.Spec.Payload)
+	}
+	if bytes < maxToldBytes-2*payload || bytes > maxToldBytes+payload {
+		t.Errorf("outcomes with %d bytes of payloads wait", bytes)
+	}
+	if err := n.replies.admits(); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {
+		t.Errorf("one more: %v", err)
+	}
+	if s := p.machine.Stats(); s.Jobs != 1 || s.Paused != 0 || s.Position != 1+commands {
+		t.Errorf("not all commands were carried out: %+v", s)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	n.replies.run(over) // passes on what it has, and ends
+	whole := 0
+	for _, r := range told {
+		if len(r.job.Spec.Payload) == payload {
+			whole++
+		} else if !r.noRoom || !r.changed || r.err != nil {
+			t.Fatalf("%+v", r)
+		}
+	}
+	if len(told) != 1+commands || whole*payload != bytes {
+		t.Errorf("%d outcomes were passed on, %d of them with the job", len(told), whole)
+	}
+	if err := n.replies.admits(); err != nil {
+		t.Errorf("once all are passed on: %v", err)
+	}
 }

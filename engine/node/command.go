@@ -32,6 +32,9 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 		err = n.requests.congestion.admits(began, n.requests.calls.Load())
 	}
 	if err == nil {
+		err = n.replies.admits()
+	}
+	if err == nil {
 		err = n.check(c, verb)
 	}
 	if err != nil {
@@ -41,6 +44,9 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	}
 	n.submit(verb, c.job, c.Headers().Get(carillon.HeaderRequest), c.Data(), func(r reply) {
 		p.unanswered.Add(-1)
+		if r.noRoom {
+			r = unknown("too many answers wait to be sent")
+		}
 		now := time.Now()
 		n.requests.congestion.note(now, now.Sub(began), r.err)
 		if r.err != nil {

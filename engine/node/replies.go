@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,7 +35,13 @@ type reply struct {
 	err     *carillon.Error
 	job     carillon.JobReply
 	changed bool
+	noRoom  bool             // job was left out, because too many outcomes waited to be passed on (maxToldBytes)
 	jobs    []engine.Outcome // of an import record: one for each job, in order
+}
+
+// size is about how many bytes it takes.
+func (r *reply) size() int {
+	return len(r.job.Spec.Payload) + answerBytes + len(r.jobs)*outcomeBytes
 }
 
 func refused(code carillon.Code, why string) reply {
@@ -53,7 +60,8 @@ func unknown(why string) reply {
 // Outcomes come from the goroutines that read the log and the acks of all streams. These must not be held up, so another
 // goroutine (run) passes the outcomes on.
 type replies struct {
-	open atomic.Int64 // commands in progress: sent and not answered
+	open      atomic.Int64 // commands in progress: sent and not answered
+	toldBytes atomic.Int64 // of the outcomes to be passed on, about
 
 	mu        sync.Mutex
 	waiting   map[uint64]func(reply)
@@ -143,7 +151,7 @@ func (r *replies) applied(seq uint64, result *reply) {
 	}
 	e := &r.early[0]
 	e.ring[seq%uint64(len(e.ring))] = earlyOutcome{seq, result}
-	e.bytes += len(result.job.Spec.Payload) + answerBytes + len(result.jobs)*outcomeBytes
+	e.bytes += result.size()
 }
 
 // await has run call done with the outcome of the command at seq.
@@ -184,6 +192,22 @@ func notTaken(err error) reply {
 	return unknown("the log did not take the command: " + err.Error())
 }
 
+// maxToldBytes is how many bytes of outcomes may wait to be passed on. A pause has a few bytes, and its outcome has the job's payload:
+// when thousands of them were in progress, their outcomes took gigabytes, and nothing fired while they were copied. Beyond half of it,
+// further commands are refused. Those that are in the log already are carried out in any case, but beyond all of it without an answer.
+const maxToldBytes = 64 << 20
+
+// hasRoom tells whether one more outcome may wait to be passed on.
+func (r *replies) hasRoom() bool { return r.toldBytes.Load() < maxToldBytes }
+
+// admits refuses a command if there may be no room for its outcome.
+func (r *replies) admits() error {
+	if r.toldBytes.Load() < maxToldBytes/2 {
+		return nil
+	}
+	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d MiB of answers wait to be sent", maxToldBytes>>21)}
+}
+
 // tell queues an outcome; its caller holds mu.
 func (r *replies) tell(done func(reply), result *reply) {
 	if r.over { // run passes nothing on any more
@@ -193,6 +217,7 @@ func (r *replies) tell(done func(reply), result *reply) {
 		}()
 		return
 	}
+	r.toldBytes.Add(int64(result.size()))
 	if r.told = append(r.told, outcome{done, result}); len(r.told) == 1 {
 		notify(r.wake)
 	}
@@ -220,6 +245,7 @@ func (r *replies) run(ctx context.Context) {
 		r.mu.Unlock()
 		for i := range told {
 			told[i].done(*told[i].r)
+			r.toldBytes.Add(-int64(told[i].r.size()))
 			r.open.Add(-1)
 			told[i] = outcome{}
 		}
