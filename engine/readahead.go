@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/carillon-scheduler/carillon"
@@ -22,8 +23,9 @@ import (
 type ReadAhead struct {
 	m          *Machine
 	checkpoint int
+	list       *carillon.ListRequest // nil: it is not for a page
 	ids        tableIDs
-	jobs       map[string]coldJob // a job without a row does not exist
+	jobs       map[string]coldJob // a job without a row does not exist, or the list does not take it
 }
 
 // ReadAhead begins to read ahead.
@@ -33,6 +35,7 @@ func (m *Machine) ReadAhead() *ReadAhead {
 
 // Scan reads the ids that Page will look at for the same arguments. Errors: the table's.
 func (a *ReadAhead) Scan(t Table, f *carillon.ListRequest, after string, scan int) (err error) {
+	a.list = f
 	a.ids, err = scanIDs(t, pageRange(f, after, scan))
 	return err
 }
@@ -40,25 +43,47 @@ func (a *ReadAhead) Scan(t Table, f *carillon.ListRequest, after string, scan in
 // IDs are the ids that Scan found.
 func (a *ReadAhead) IDs() []string { return a.ids.found }
 
-// Read reads the jobs of some ids, and notes which do not exist. Errors: the table's, ErrCheckpoint.
+// Read reads the jobs of some ids, and notes which do not exist. After Scan it keeps only jobs that the list takes, and reads no further
+// once they fill a page. Errors: the table's, ErrCheckpoint.
 func (a *ReadAhead) Read(t Table, ids []string) error {
 	a.jobs = make(map[string]coldJob, len(ids))
+	size := 0
 	for _, id := range ids {
-		var c coldJob
-		var err error
-		if c.row, err = rowOf(t, id); err != nil {
+		if a.list != nil && size >= carillon.MaxPageBytes {
+			break
+		}
+		c, payload, err := a.read(t, id)
+		if err != nil {
 			return err
 		}
-		if c.row != nil {
-			s, err := readSpec(t, c.row)
-			if err != nil {
-				return err
-			}
-			c.spec = slices.Clone(s)
-		}
 		a.jobs[id] = c
+		size += payload
 	}
 	return nil
+}
+
+// read reads one job, and returns the size of its payload, too.
+func (a *ReadAhead) read(t Table, id string) (c coldJob, payload int, err error) {
+	if c.row, err = rowOf(t, id); err != nil || c.row == nil {
+		return coldJob{}, 0, err
+	}
+	s, err := readSpec(t, c.row)
+	if err != nil {
+		return coldJob{}, 0, err
+	}
+	if a.list != nil {
+		j, err := decodeRow(c.row)
+		if err != nil {
+			return coldJob{}, 0, fmt.Errorf("%w: job %q: %w", ErrCheckpoint, id, err)
+		}
+		r, err := a.m.viewStored(id, &j, s)
+		if err != nil || !a.list.Matches(&r) {
+			return coldJob{}, 0, err
+		}
+		payload = len(r.Spec.Payload)
+	}
+	c.spec = slices.Clone(s)
+	return c, payload, nil
 }
 
 // isValid tells whether what was read is still what the machine's table has.

@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/cespare/xxhash/v2"
+import (
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/carillon-scheduler/carillon"
+)
 
 // templates stores once what many texts have in common. Of a job's spec that is topic and headers in front of the payload; what is
 // between payload and start; and end, schedule, zone, owner and labels behind the start. The job then has only its payload, its start,
@@ -40,6 +44,17 @@ type textParts struct {
 func (s *textParts) append(b []byte) []byte {
 	b = append(append(b, s.front...), s.own...)
 	return append(append(append(b, s.middle...), s.start...), s.back...)
+}
+
+// withoutPayload decodes a spec, except its payload, of which nothing is copied.
+func (s *textParts) withoutPayload() (carillon.Job, error) {
+	if s.front == "" {
+		j, err := decodeSpec(s.own)
+		j.Payload = nil
+		return j, err
+	}
+	rest := textParts{s.front, []byte{0}, s.middle, s.start, s.back} // with an empty payload
+	return decodeSpec(rest.append(nil))
 }
 
 func (x *templates) init() {

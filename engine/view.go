@@ -20,7 +20,7 @@ func (m *Machine) Complete() bool { return m.residence.complete }
 func (m *Machine) Job(id string, read *ReadAhead) (carillon.JobReply, bool) {
 	slot, j := m.jobs.find(id)
 	if j == nil {
-		return m.viewCold(id, "", read)
+		return m.viewCold(id, nil, read)
 	}
 	if m.gone(slot, j) {
 		return carillon.JobReply{}, false
@@ -55,22 +55,52 @@ func (m *Machine) viewAs(j *job, version, skipped uint64, want carillon.Job) car
 	return r
 }
 
-// viewCold returns a job that is not in memory, without bringing it there. only is the status that it must have; "": any.
-func (m *Machine) viewCold(id string, only carillon.Status, read *ReadAhead) (carillon.JobReply, bool) {
+// takes tells whether a list takes a job in memory. It does not copy the job's payload, which may be large.
+func (m *Machine) takes(f *carillon.ListRequest, j *job) bool {
+	if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) {
+		return false
+	}
+	if f.Topic == "" && f.Owner == "" && f.Label == "" {
+		return true
+	}
+	id, _, s := m.jobs.texts.get(j.text)
+	want, err := s.withoutPayload()
+	if err != nil {
+		panic(err) // as in view
+	}
+	want.ID = string(id)
+	return f.Matches(&carillon.JobReply{Status: f.Status, Spec: want})
+}
+
+// viewCold returns a job that is not in memory, without bringing it there. With a list it returns only a job that the list takes.
+func (m *Machine) viewCold(id string, f *carillon.ListRequest, read *ReadAhead) (carillon.JobReply, bool) {
 	j, s, err := m.readJob(id, read)
 	if err != nil {
 		m.residence.err = cmp.Or(m.residence.err, err)
 	}
-	if err != nil || s == nil || m.expired.passed(&j.job) || only != "" && only != carillon.Status(statusNames[j.status]) {
+	if err != nil || s == nil || m.expired.passed(&j.job) || f != nil && f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) {
 		return carillon.JobReply{}, false
 	}
-	want, err := decodeSpec(bytes.Clone(s))
+	r, err := m.viewStored(id, &j, s)
 	if err != nil {
-		m.residence.err = cmp.Or(m.residence.err, fmt.Errorf("%w: spec of job %q: %w", ErrCheckpoint, id, err))
+		m.residence.err = cmp.Or(m.residence.err, err)
 		return carillon.JobReply{}, false
+	}
+	if f != nil && !f.Matches(&r) {
+		return carillon.JobReply{}, false
+	}
+	r.Spec.Payload = bytes.Clone(r.Spec.Payload)
+	return r, true
+}
+
+// viewStored returns a job as it was read from the table. The payload aliases s. It may run beside the machine.
+func (m *Machine) viewStored(id string, j *stored, s []byte) (carillon.JobReply, error) {
+	want, err := decodeSpec(s)
+	if err != nil {
+		return carillon.JobReply{}, fmt.Errorf("%w: spec of job %q: %w", ErrCheckpoint, id, err)
 	}
 	want.ID = id
-	return m.viewAs(&j.job, j.version, j.extra.skipped, want), true
+	return m.viewAs(&j.job, j.version, j.extra.skipped, want), nil
 }
 
 // readJob reads a job that is not in memory, and its spec, which is nil if there is no such job.
@@ -107,7 +137,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 	last = after
 	size := 0
 	rows, end := m.tableIDs(part, read)
-	// consider looks at the next job, and tells whether to go on.
+	// consider looks at the next job, and tells whether to go on. view returns the job if the list takes it.
 	consider := func(id string, view func() (carillon.JobReply, bool)) bool {
 		switch {
 		case id == after:
@@ -120,7 +150,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 		}
 		scan--
 		last = id
-		if v, ok := view(); ok && f.Matches(&v) {
+		if v, ok := view(); ok {
 			page = append(page, v)
 			size += len(v.Spec.Payload)
 		}
@@ -130,7 +160,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 	considerCold := func(before string) bool {
 		for ; len(rows) > 0 && (before == "" || rows[0] < before); rows = rows[1:] {
 			id := rows[0]
-			if m.isCold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.viewCold(id, f.Status, read) }) {
+			if m.isCold(id) && !consider(id, func() (carillon.JobReply, bool) { return m.viewCold(id, f, read) }) {
 				return false
 			}
 		}
@@ -143,7 +173,7 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 			return false
 		}
 		goOn := considerCold(id) && consider(id, func() (carillon.JobReply, bool) {
-			if f.Status != "" && f.Status != carillon.Status(statusNames[j.status]) || m.gone(slot, j) {
+			if !m.takes(f, j) || m.gone(slot, j) {
 				return carillon.JobReply{}, false
 			}
 			return m.view(j), true

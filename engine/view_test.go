@@ -1,7 +1,10 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -93,6 +96,81 @@ func TestPageFills(t *testing.T) {
 	}
 	if got != 20 {
 		t.Errorf("got %d of 20 jobs", got)
+	}
+}
+
+// The partition waits while a page is read, so the payloads of jobs that the list does not take are not copied, in memory or read ahead. Nor
+// is more read ahead than fits on the page.
+func TestPageCopiesWhatItTakes(t *testing.T) {
+	const jobs, size = 20, 100 << 10
+	f := newFeed(t)
+	s := saved{m: f.m}
+	for i := range jobs { // half of them come to share a template
+		topic, label := "shared", "all"
+		if i%2 == 0 {
+			topic, label = fmt.Sprintf("own.%d", i), fmt.Sprint(i)
+		}
+		f.put(fmt.Sprintf("job-%03d", i), fmt.Sprintf(`{"schedule":"@every 1h","topic":%q,"owner":"o","labels":{"l":%q},"payload":"%0*d"}`, topic, label, size, i))
+	}
+	if err := s.checkpoint(100); err != nil {
+		t.Fatal(err)
+	}
+	cold, err := OpenCold(f.m.layout, f.m.partition, s.table.View())
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := func(m *Machine, list *carillon.ListRequest, read *ReadAhead) (ids []string, copied uint64) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		found, _, _ := m.Page(list, "", jobs, jobs, read)
+		runtime.ReadMemStats(&after)
+		for i := range found {
+			ids = append(ids, found[i].ID)
+			if n := len(found[i].Spec.Payload); n != size+2 {
+				t.Errorf("%s has %d bytes of payload", found[i].ID, n)
+			}
+		}
+		return ids, after.TotalAlloc - before.TotalAlloc
+	}
+	for _, c := range []struct {
+		list carillon.ListRequest
+		want []string
+	}{
+		{carillon.ListRequest{Topic: "none"}, nil},
+		{carillon.ListRequest{Topic: "own.4"}, []string{"job-004"}},
+		{
+			carillon.ListRequest{Topic: "shared", Selection: carillon.Selection{Prefix: "job-00", Label: "l=all", Owner: "o"}},
+			[]string{"job-001", "job-003", "job-005", "job-007", "job-009"},
+		},
+		{carillon.ListRequest{Selection: carillon.Selection{Label: "l=6"}}, []string{"job-006"}},
+		{carillon.ListRequest{Selection: carillon.Selection{Owner: "nobody"}}, nil},
+		{carillon.ListRequest{Status: carillon.StatusPaused}, nil},
+		{carillon.ListRequest{}, []string{"job-000", "job-001", "job-002", "job-003", "job-004", "job-005"}}, // they fill the page
+	} {
+		read := cold.ReadAhead()
+		if err := errors.Join(read.Scan(s.table.View(), &c.list, "", jobs), read.Read(s.table.View(), cold.Cold(read.IDs()))); err != nil {
+			t.Fatal(err)
+		}
+		kept := 0
+		for _, j := range read.jobs {
+			kept += len(j.spec)
+		}
+		most := (2*len(c.want) + 1) * size
+		if kept > most {
+			t.Errorf("%+v: %d bytes were read ahead for %d jobs", c.list, kept, len(c.want))
+		}
+		for name, from := range map[string]struct {
+			m    *Machine
+			read *ReadAhead
+		}{"in memory": {f.m, nil}, "read ahead": {cold, read}} {
+			ids, copied := page(from.m, &c.list, from.read)
+			if !slices.Equal(ids, c.want) || copied > uint64(most) {
+				t.Errorf("%s, %+v: %v, want %v; %d bytes were copied", name, c.list, ids, c.want, copied)
+			}
+		}
+		if ids, _ := page(cold, &c.list, nil); !slices.Equal(ids, c.want) {
+			t.Errorf("from the table, %+v: %v, want %v", c.list, ids, c.want)
+		}
 	}
 }
 
