@@ -12,11 +12,14 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/VictoriaMetrics/metrics"
 )
 
 // web answers HTTP as long as the process runs, even while its node is restarted.
 type web struct {
 	meters   *meters
+	refused  *metrics.Counter // connections that were closed because there were too many
 	ready    atomic.Bool
 	mu       sync.Mutex
 	problems []string
@@ -26,13 +29,21 @@ type web struct {
 func newWeb() *web {
 	w := &web{}
 	w.meters = newMeters(w.running)
+	w.refused = w.meters.set.NewCounter("carillon_http_refused_total")
 	w.meters.set.NewGauge("carillon_problems", func() float64 { return float64(len(w.unready())) }) // also while no node runs
 	return w
 }
 
-// maxHTTPConns is how many connections may be open at a time; further ones are closed. Each uses a file descriptor, of which the
-// process has a limited number.
-const maxHTTPConns = 128
+const (
+	// maxHTTPConns is how many connections may be open at a time; further ones are closed. Each uses a file descriptor, of which the
+	// process has a limited number.
+	maxHTTPConns = 128
+	// A client that stops in the middle of a request, does not read, or asks nothing must not keep its connection from others.
+	httpReadTimeout  = 10 * time.Second // of a request and its body, which the library reads although nobody needs it
+	httpWriteTimeout = time.Minute
+	httpIdleTimeout  = time.Minute
+	maxHTTPHeader    = 16 << 10 // bytes; a MiB of header names takes the core for 0.4 s
+)
 
 // listen serves HTTP on the address in the options until closed is called; url is "" if HTTP is off.
 func (w *web) listen(o *Options) (url string, closed func() error, err error) {
@@ -46,14 +57,22 @@ func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 	case err != nil:
 		return "", nil, fmt.Errorf("node: cannot serve health and metrics on %s: %w", o.HTTP, err)
 	}
+	server := w.server(o)
+	go server.Serve(listener)
+	return "http://" + listener.Addr().String(), server.Close, nil
+}
+
+func (w *web) server(o *Options) *http.Server {
 	var open atomic.Int64
-	server := &http.Server{
-		Handler: w.handler(o.Profiles), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute,
+	return &http.Server{
+		Handler: w.handler(o.Profiles), MaxHeaderBytes: maxHTTPHeader,
+		ReadTimeout: httpReadTimeout, WriteTimeout: httpWriteTimeout, IdleTimeout: httpIdleTimeout,
 		ErrorLog: slog.NewLogLogger(o.Logger.Handler(), slog.LevelWarn),
 		ConnState: func(c net.Conn, state http.ConnState) {
 			switch state {
 			case http.StateNew:
 				if open.Add(1) > maxHTTPConns {
+					w.refused.Inc()
 					c.Close()
 				}
 			case http.StateClosed:
@@ -61,8 +80,6 @@ func (w *web) listen(o *Options) (url string, closed func() error, err error) {
 			}
 		},
 	}
-	go server.Serve(listener)
-	return "http://" + listener.Addr().String(), server.Close, nil
 }
 
 func (w *web) running() *Node {
