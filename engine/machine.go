@@ -109,8 +109,9 @@ type Machine struct {
 	scratch      []byte    // a row
 	spec         []byte    // of the put that is being decided
 	outcomes     []Outcome // of the last import
-	refused      uint64    // commands refused since Listen was called
-	ignoredMarks uint64    // see IgnoreMarks
+	viewed       viewed
+	refused      uint64 // commands refused since Listen was called
+	ignoredMarks uint64 // see IgnoreMarks
 }
 
 // Listener is told what the machine does. Any field may be nil. A listener must not call the machine.

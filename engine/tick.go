@@ -28,6 +28,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 		}
 	}
 
+	m.viewed = viewed{}
 	m.outbox.trim(t.Acked)
 	before := m.to
 	m.to = max(m.to, min(t.To, e.Time+maxLead))

@@ -174,6 +174,50 @@ func TestPageCopiesWhatItTakes(t *testing.T) {
 	}
 }
 
+// Commands that come one after the other for one job share the payload of their outcomes: a copy for each would take gigabytes, and the
+// partition waits for it. A tick lets go of it.
+func TestOutcomesShareThePayload(t *testing.T) {
+	f := newFeed(t)
+	payload := func(id string) *byte {
+		t.Helper()
+		job, ok := f.m.Job(id, nil)
+		if !ok || len(job.Spec.Payload) != 100<<10 || string(job.Spec.Payload[1:len(id)+1]) != id {
+			t.Fatalf("%s: %v, %.20s", id, ok, job.Spec.Payload)
+		}
+		return &job.Spec.Payload[0]
+	}
+	put := func(id, schedule string) {
+		t.Helper()
+		f.put(id, fmt.Sprintf(`{"schedule":%q,"payload":"%s%0*d"}`, schedule, id, 100<<10-len(id)-2, 0))
+	}
+	put("a", "@every 1h")
+	for i := range 8 { // some have a template in common
+		put(fmt.Sprint("b", i), "@every 1h")
+	}
+	for _, id := range []string{"a", "b7"} {
+		was := payload(id)
+		for _, kind := range []Kind{KindPause, KindResume} {
+			f.apply(&Entry{Kind: kind, Job: id})
+			if payload(id) != was {
+				t.Errorf("%s: each outcome has a copy", id)
+			}
+		}
+		put(id, "@every 2h")
+		if payload(id) == was {
+			t.Errorf("%s: another put has the payload of the one before", id)
+		}
+	}
+	other := payload("b6")
+	if payload("b7") == other {
+		t.Error("two jobs share a payload")
+	}
+	last := payload("b7")
+	f.tick(0)
+	if payload("b7") == last {
+		t.Error("a tick does not let go of it")
+	}
+}
+
 // If jobs were read ahead, the machine does not read its table; and it no longer trusts what was read once that is old.
 func TestReadAhead(t *testing.T) {
 	const jobs, scan = 50, 20
