@@ -62,9 +62,16 @@ func ParseImport(line []byte) (l ImportLine, err error) {
 		case "id":
 			id, e = r.text(name)
 			return e
+		case "spec":
+			if r.peek() != '{' {
+				return r.wrong(name, "an object")
+			}
 		case "status":
 			return r.status(&l.Status)
 		case "state":
+			if r.peek() != '{' {
+				return r.wrong(name, "an object")
+			}
 			l.State = new(JobState)
 			return l.State.read(&r)
 		case "if_absent":

@@ -43,6 +43,8 @@ func TestParseImport(t *testing.T) {
 		{line: `{"id":"a","spec":{"owner":"b","owner":"c"}}`, err: "invalid_json: owner: stands twice, the second time at byte 30"},
 		{line: `{"id":"a","spec":{"scedule":"@daily"}}`, err: "unknown_field: scedule: "},
 		{line: `{"id":"a","spec":null}`, err: "invalid_json: "},
+		{line: `{"id":"a","spec":"@daily"}`, err: "invalid_field: spec: is a string; expected an object"},
+		{line: `{"id":"a","spec":{},"state":[]}`, err: "invalid_field: state: is an array; expected an object"},
 		{line: `{"id":"a","spec":{"schedule":"@daily"}`, err: "invalid_json: "},
 		{line: `{"id":"a","scedule":"@daily"}`, err: "unknown_field: scedule: "},
 		{line: `[]`, err: "invalid_json: "},
