@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"strconv"
 	"sync"
@@ -331,6 +332,9 @@ func (c *Client) DrainNode(ctx context.Context, node string, undo bool) (r Drain
 		return r, err
 	}
 	reply, _, err := c.ask(ctx, request{subject: c.names.API(VerbDrain, node), body: body, retry: true, within: c.timeout})
+	if errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil { // other nodes of the service may well answer
+		err = fmt.Errorf("%w (%w)", &Error{Code: CodeUnavailable, Message: "no node " + quote(node) + " answers"}, nats.ErrNoResponders)
+	}
 	if err != nil {
 		return r, err
 	}

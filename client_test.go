@@ -257,6 +257,10 @@ func TestClientVerbs(t *testing.T) {
 	if _, err := c.DrainNode(t.Context(), "", false); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "node"}) {
 		t.Errorf("a drain of no node: %v", err)
 	}
+	nobody := Connect(nc, WithNames(NamesFor("nobody")), WithTimeout(100*time.Millisecond))
+	if _, err := nobody.DrainNode(t.Context(), "n9", false); !errors.Is(err, &Error{Code: CodeUnavailable}) || !strings.Contains(err.Error(), `no node "n9" answers`) {
+		t.Errorf("a drain of a node that is not there: %v", err)
+	}
 	fine := time.UnixMilli(1000).Add(time.Microsecond)
 	for field, p := range map[string]PreviewRequest{"start": {Schedule: "@hourly", Start: fine}, "end": {Schedule: "@hourly", End: fine}} {
 		if got, err := c.Preview(t.Context(), p); !errors.Is(err, &Error{Code: CodeInvalidField, Field: field}) {
