@@ -29,7 +29,7 @@ type Event struct {
 	Reason  string    `json:"reason,omitempty"`  // skipped: why, one of the constants above
 	Count   uint64    `json:"count,omitempty"`   // of skipped fires, or of equal rejections that waited together
 	First   time.Time `json:"first,omitzero"`    // skipped: the first scheduled time
-	Last    time.Time `json:"last,omitzero"`     // skipped: the last one
+	Last    time.Time `json:"last,omitzero"`     // skipped: the last one; completed: that of the id's last trigger
 	Time    time.Time `json:"time,omitzero"`     // when it was decided, by the partition's time
 }
 
