@@ -26,6 +26,10 @@ type scratch struct {
 // killed: they may be as large as the disk. What cannot be removed is left to the next run; if there is no room for this run, the error
 // names it.
 func makeScratch(in string) (*scratch, error) {
+	in, err := filepath.Abs(in) // an engine saves snapshots only into a directory that is named so
+	if err != nil {
+		return nil, err
+	}
 	s := &scratch{made: missing(in)}
 	if err := os.MkdirAll(in, 0o755); err != nil {
 		return nil, errors.Join(err, s.remove())

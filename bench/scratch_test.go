@@ -75,10 +75,14 @@ func TestKilledRun(t *testing.T) {
 // A run removes the directories above its own that it has made, unless somebody else has put something there.
 func TestScratchLeavesNothing(t *testing.T) {
 	there := t.TempDir()
-	in := filepath.Join(there, "tmp", "of", "the", "user")
+	t.Chdir(there)
+	in := filepath.Join("tmp", "of", "the", "user")
 	first, err := makeScratch(in)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if !filepath.IsAbs(first.dir) { // a snapshot's directory must be
+		t.Errorf("a run is in %s", first.dir)
 	}
 	second, err := makeScratch(in)
 	if err != nil {
