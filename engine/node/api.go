@@ -25,6 +25,7 @@ type requests struct {
 	calls, bytes atomic.Int64 // of all kinds: how many, and the bytes of their bodies
 	congestion   congestion   // bounds calls where a command comes
 	imports      atomic.Int64
+	importRoom   importRoom
 	selections   atomic.Int64  // those that change a selection of jobs
 	lists        chan struct{} // holds a value for each list in progress
 	statuses     chan struct{} // the same for statuses

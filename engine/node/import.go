@@ -37,15 +37,7 @@ func (n *Node) apiImport(c *call) error {
 	}
 	for p := range im.packs {
 		for _, pack := range im.packs[p] {
-			im.under.Add(1)
-			send := func(done func(reply)) { n.submitPack(p, pack.jobs, done) }
-			if of := n.partitions[p]; !n.answersHere(of) {
-				send = func(done func(reply)) { n.forwardPack(of, pack.jobs, done) }
-			}
-			send(func(r reply) {
-				im.done(pack, r)
-				im.under.Done()
-			})
+			n.sendPack(im, n.partitions[p], pack)
 		}
 	}
 	im.under.Wait()
@@ -54,6 +46,63 @@ func (n *Node) apiImport(c *call) error {
 	}
 	slices.SortFunc(im.reply.Failed, func(a, b carillon.ImportFail) int { return cmp.Compare(a.Line, b.Line) })
 	return c.answer(im.reply.AppendJSON(nil))
+}
+
+// sendPack sends a record of an import, once there is room for its jobs. It sends none after one whose outcome is unknown.
+func (n *Node) sendPack(im *importing, p *partition, pack *importPack) {
+	n.requests.importRoom.take(len(pack.jobs))
+	if im.isUnknown() {
+		n.requests.importRoom.give(len(pack.jobs))
+		return
+	}
+	im.under.Add(1)
+	done := func(r reply) {
+		n.requests.importRoom.give(len(pack.jobs))
+		im.done(pack, r)
+		im.under.Done()
+	}
+	if n.answersHere(p) {
+		n.submitPack(p.number, pack.jobs, done)
+	} else {
+		n.forwardPack(p, pack.jobs, done)
+	}
+}
+
+// maxImportJobs bounds the jobs that all imports have in the log at a time, as maxCalls bounds other commands: a tick waits behind them.
+// Further ones wait for room.
+const maxImportJobs = maxCalls
+
+// importRoom counts these jobs.
+type importRoom struct {
+	mu    sync.Mutex
+	jobs  int
+	freed chan struct{} // closed when there are fewer; nil while nobody waits
+}
+
+// take waits for room for some jobs, of which there are fewer than maxImportJobs.
+func (r *importRoom) take(jobs int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for r.jobs+jobs > maxImportJobs {
+		if r.freed == nil {
+			r.freed = make(chan struct{})
+		}
+		freed := r.freed
+		r.mu.Unlock()
+		<-freed
+		r.mu.Lock()
+	}
+	r.jobs += jobs
+}
+
+func (r *importRoom) give(jobs int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.jobs -= jobs
+	if r.freed != nil {
+		close(r.freed)
+		r.freed = nil
+	}
 }
 
 // importing is one import.
@@ -197,6 +246,12 @@ func (im *importing) add(job *carillon.ImportJob, request string, line int) {
 
 func (im *importing) failed(line int, id string, err *carillon.Error) {
 	im.reply.Failed = append(im.reply.Failed, carillon.ImportFail{Line: line, ID: id, Error: err})
+}
+
+func (im *importing) isUnknown() bool {
+	im.mu.Lock()
+	defer im.mu.Unlock()
+	return im.unknown != nil
 }
 
 // done adds the outcome of a record to the reply.

@@ -1,12 +1,17 @@
 package node
 
 import (
+	"context"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // A record of an import is small enough for a tick to wait only a moment behind it, whether its jobs are many or large. Each record but the
@@ -42,4 +47,61 @@ func TestPacksAreBounded(t *testing.T) {
 			t.Errorf("payloads of %d: %d of %d jobs are packed", payload, line, jobs)
 		}
 	}
+}
+
+// However many imports there are, only so many jobs of theirs are sent and not answered at a time. Once the outcome of one record is unknown,
+// its import sends no more.
+func TestJobsOfImportsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{}
+		p := &partition{}
+		p.follows.Store(true)
+		n.replies.init()
+		n.logUsage.update(streams.Info{Bytes: 100, MaxBytes: 100}, 0) // a record is refused when it has waited for roomTimeout
+		ctx, stop := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		work.Go(func() { n.replies.run(ctx) })
+		const imports, packs, atATime = 20, 4, maxImportJobs / engine.MaxPackJobs
+		send := func() (sent []*importing) {
+			for range imports {
+				im := newImporting(1)
+				sent = append(sent, im)
+				work.Go(func() {
+					for range packs {
+						pack := &importPack{jobs: make([]engine.PackedJob, engine.MaxPackJobs), lines: make([]int, engine.MaxPackJobs)}
+						n.sendPack(im, p, pack)
+					}
+					im.under.Wait()
+				})
+			}
+			synctest.Wait()
+			return sent
+		}
+		failed := func(sent []*importing) (lines, unknown int) {
+			for _, im := range sent {
+				if lines += len(im.reply.Failed); im.isUnknown() {
+					unknown++
+				}
+			}
+			return lines, unknown
+		}
+		sent := send()
+		for left := imports * packs; left > 0; left -= atATime {
+			if open := n.replies.open.Load(); open != int64(min(left, atATime)) {
+				t.Errorf("with %d records left %d are sent", left, open)
+			}
+			time.Sleep(roomTimeout)
+			synctest.Wait()
+		}
+		if lines, unknown := failed(sent); lines != imports*packs*engine.MaxPackJobs || unknown > 0 {
+			t.Errorf("%d lines were refused, the outcome of %d imports is unknown", lines, unknown)
+		}
+		sent = send()
+		stop()
+		work.Wait()
+		lines, unknown := failed(sent)
+		if lines > 0 || unknown < atATime/packs || n.requests.importRoom.jobs != 0 {
+			t.Errorf("when the engine stopped: %d lines failed, %d imports are unknown; %d jobs seem to be under way", lines, unknown, n.requests.importRoom.jobs)
+		}
+	})
 }
