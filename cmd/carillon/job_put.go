@@ -153,11 +153,15 @@ func parsePutFile(body []byte) (carillon.Job, *uint64, error) {
 		return job, ifVersion, err
 	}
 	var answer struct {
-		Type string          `json:"type"`
-		Spec json.RawMessage `json:"spec"`
+		Type      string          `json:"type"`
+		Spec      json.RawMessage `json:"spec"`
+		IfVersion json.RawMessage `json:"if_version"`
 	}
 	if e := json.Unmarshal(body, &answer); e != nil {
 		return job, nil, &carillon.Error{Code: carillon.CodeInvalidJSON, Message: e.Error()}
+	}
+	if answer.IfVersion != nil { // somebody has added it, and would not notice that it has no effect
+		return job, nil, &carillon.Error{Code: carillon.CodeUnknownField, Field: "if_version", Message: "is no field beside spec; give --if-version"}
 	}
 	if answer.Type == carillon.TypeJob && answer.Spec != nil {
 		job, err = carillon.ParseJob(answer.Spec)
