@@ -323,6 +323,8 @@ func TestRefusedAtOnce(t *testing.T) {
 		"serve --data nowhere --zone a":                                   "a weight, a zone and standbys are for nodes that share an external NATS (see ",
 		"serve --data nowhere --nats a,nats://:x":                         `carillon: --nats has "nats://:x", must be URLs such as nats://127.0.0.1:4222, separated by commas (see `,
 		"serve --data nowhere --nats b:65536":                             `--nats has "b:65536"`,
+		"serve --data nowhere --nats b --listen 127.0.0.1:0":              "carillon: --listen is for the embedded server; with --nats there is none (see ",
+		"serve --data nowhere --nats b --nats-account A":                  "carillon: --nats-account is for the embedded server; with --nats there is none (see ",
 		"serve --data nowhere --nats ,":                                   `--nats is ",", which names no server`,
 		"bench lateness --nats nats://":                                   `--nats has "nats://", must be URLs`,
 		"bench lateness --nats=":                                          `"--nats" flag: is empty`,

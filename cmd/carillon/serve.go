@@ -145,7 +145,7 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 		if err := s.embedded(cmd); err != nil {
 			return err
 		}
-	} else if err := checkServers("--nats", o.NATS); err != nil {
+	} else if err := s.external(cmd); err != nil {
 		return err
 	}
 	if err := o.Validate(); err != nil {
@@ -206,6 +206,16 @@ func (s *serveFlags) embedded(cmd *cobra.Command) error {
 		}
 	}
 	return nil
+}
+
+// external refuses flags of the embedded server beside --nats, where they have no effect either.
+func (s *serveFlags) external(cmd *cobra.Command) error {
+	for _, name := range []string{"listen", "nats-account"} {
+		if cmd.Flags().Changed(name) {
+			return usagef("--%s is for the embedded server; with --nats there is none", name)
+		}
+	}
+	return checkServers("--nats", s.options.NATS)
 }
 
 func (s *serveFlags) logger(w io.Writer) (*slog.Logger, error) {
