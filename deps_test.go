@@ -92,7 +92,7 @@ var rules = []rule{
 			"", "engine", "engine/schedule", "engine/streams", "engine/embedded", "engine/cluster", "engine/servers", "wal", "snapshot",
 			"snapshot/archive", "internal/alarm", "internal/filelock", "internal/loglimit", "internal/memory",
 			"github.com/nats-io/nats.go", "github.com/VictoriaMetrics/metrics", "github.com/HdrHistogram/hdrhistogram-go",
-			"github.com/cockroachdb/pebble/v2", "golang.org/x/sys",
+			"github.com/cockroachdb/pebble/v2", "golang.org/x/sync", "golang.org/x/sys",
 		},
 		never: map[string]string{"github.com/spf13": cliOnly},
 	},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
@@ -25,12 +26,12 @@ type requests struct {
 	calls, bytes atomic.Int64 // of all kinds: how many, and the bytes of their bodies
 	congestion   congestion   // bounds calls where a command comes
 	imports      atomic.Int64
-	importRoom   importRoom
-	selections   atomic.Int64  // those that change a selection of jobs
-	lists        chan struct{} // holds a value for each list in progress
-	statuses     chan struct{} // the same for statuses
-	queries      chan struct{} // the same for gets and previews
-	crowded      sync.Map      // subscriptions, as keys, of which the library dropped requests that came faster than they were looked at
+	importJobs   *semaphore.Weighted // the jobs of imports that are in the log and not answered
+	selections   atomic.Int64        // those that change a selection of jobs
+	lists        chan struct{}       // holds a value for each list in progress
+	statuses     chan struct{}       // the same for statuses
+	queries      chan struct{}       // the same for gets and previews
+	crowded      sync.Map            // subscriptions, as keys, of which the library dropped requests that came faster than they were looked at
 }
 
 // serveAPI begins to answer requests as a NATS micro service: those on <prefix>.api.>, those of tenants (tenant.go), and, with an external

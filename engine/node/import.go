@@ -50,14 +50,15 @@ func (n *Node) apiImport(c *call) error {
 
 // sendPack sends a record of an import, once there is room for its jobs. It sends none after one whose outcome is unknown.
 func (n *Node) sendPack(im *importing, p *partition, pack *importPack) {
-	n.requests.importRoom.take(len(pack.jobs))
+	jobs := int64(len(pack.jobs))
+	_ = n.requests.importJobs.Acquire(context.Background(), jobs) // fails only if its context ends
 	if im.isUnknown() {
-		n.requests.importRoom.give(len(pack.jobs))
+		n.requests.importJobs.Release(jobs)
 		return
 	}
 	im.under.Add(1)
 	done := func(r reply) {
-		n.requests.importRoom.give(len(pack.jobs))
+		n.requests.importJobs.Release(jobs)
 		im.done(pack, r)
 		im.under.Done()
 	}
@@ -71,39 +72,6 @@ func (n *Node) sendPack(im *importing, p *partition, pack *importPack) {
 // maxImportJobs bounds the jobs that all imports have in the log at a time, as maxCalls bounds other commands: a tick waits behind them.
 // Further ones wait for room.
 const maxImportJobs = maxCalls
-
-// importRoom counts these jobs.
-type importRoom struct {
-	mu    sync.Mutex
-	jobs  int
-	freed chan struct{} // closed when there are fewer; nil while nobody waits
-}
-
-// take waits for room for some jobs, of which there are fewer than maxImportJobs.
-func (r *importRoom) take(jobs int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for r.jobs+jobs > maxImportJobs {
-		if r.freed == nil {
-			r.freed = make(chan struct{})
-		}
-		freed := r.freed
-		r.mu.Unlock()
-		<-freed
-		r.mu.Lock()
-	}
-	r.jobs += jobs
-}
-
-func (r *importRoom) give(jobs int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.jobs -= jobs
-	if r.freed != nil {
-		close(r.freed)
-		r.freed = nil
-	}
-}
 
 // importing is one import.
 type importing struct {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
@@ -109,7 +110,10 @@ func newNode(o Options, dataDir *os.File, w *web, empty bool) *Node {
 	return &Node{
 		o: o, dataDir: dataDir, log: o.Logger, web: w, meters: w.meters, session: rand.Text()[:10], startsEmpty: empty,
 		delivered: make(chan struct{}, 1),
-		requests:  requests{lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses), queries: make(chan struct{}, maxQueries)},
+		requests: requests{
+			lists: make(chan struct{}, maxLists), statuses: make(chan struct{}, maxStatuses), queries: make(chan struct{}, maxQueries),
+			importJobs: semaphore.NewWeighted(maxImportJobs),
+		},
 	}
 }
 
