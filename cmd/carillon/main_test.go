@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -66,9 +67,11 @@ func serveCommand(ts *testscript.TestScript, neg bool, args []string) {
 	name := args[0]
 	data := ts.MkAbs(name)
 	s := &server{ended: make(chan error, 1), log: data + ".log"}
-	s.process = exec.Command("carillon", append([]string{
-		"serve", "--data", data, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-	}, args[1:]...)...)
+	flags := []string{"serve", "--data", data, "--http", "127.0.0.1:0"}
+	if !slices.Contains(args, "--nats") {
+		flags = append(flags, "--listen", "127.0.0.1:0")
+	}
+	s.process = exec.Command("carillon", append(flags, args[1:]...)...)
 	s.process.Dir = ts.MkAbs(".")
 	logFile, err := os.Create(s.log)
 	ts.Check(err)
