@@ -89,7 +89,7 @@ func TestTicksAreBounded(t *testing.T) {
 	f := newFeed(t)
 	jobs := 3 * DefaultBounds.Moves
 	for i := range jobs {
-		f.put(fmt.Sprintf("low-%d", i), `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"low"}`)
+		f.put(fmt.Sprintf("job-%d", i), `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"`+[]string{"low", "normal"}[i%2]+`"}`)
 	}
 	f.put("high", `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"high"}`)
 	f.now += 1000
@@ -130,8 +130,12 @@ func TestReadyIsBounded(t *testing.T) {
 	f.now += 2000
 	put := 0
 	for i := range 100 {
+		ready, waits := f.m.readyJobs[rankNormal], f.m.Stats().Timers
 		f.tick(1)
 		put++
+		if moved := waits - f.m.Stats().Timers; (moved == 0) != (ready >= b.Ready) {
+			t.Fatalf("with %d ready jobs a tick moves %d", ready, moved)
+		}
 		if n := f.m.readyJobs[rankNormal]; n >= b.Ready+b.Moves || i > 10 && n < b.Ready-1 {
 			t.Fatalf("%d are ready after %d ticks", n, i+1)
 		}
@@ -157,6 +161,22 @@ func TestReadyIsBounded(t *testing.T) {
 	}
 	if s := f.m.Stats(); s.Timers+s.Ready != 0 || f.m.readyJobs != [priorities]int{} {
 		t.Errorf("%d timers, %d ready, by rank %v are left", s.Timers, s.Ready, f.m.readyJobs)
+	}
+}
+
+// A time without ticks is remembered until every priority's fires of it are decided, however few of them a tick can take.
+func TestMissedBehindOthers(t *testing.T) {
+	f := newFeed(t)
+	f.m.SetBounds(Bounds{Moves: 1, Ready: 100, Sweep: 1})
+	f.tick(100)
+	f.put("low", `{"schedule":"@every 1s","priority":"low","misfire":"skip"}`)
+	f.put("high", `{"schedule":"@in 5s","priority":"high"}`)
+	f.now += 10_000
+	f.tick(100)
+	f.tick(100)
+	outputs, _ := f.m.Outbox(1)
+	if len(outputs) == 0 || outputs[0].Event != carillon.EventSkipped || !strings.Contains(outputs[0].Body, `"count":8,`) {
+		t.Errorf("after the job of high priority comes %+v, want that 8 fires of the other were skipped", outputs)
 	}
 }
 
@@ -217,7 +237,11 @@ func TestCommandsAreHeard(t *testing.T) {
 	f.apply(&Entry{Kind: KindUnknown, Verb: "bang", Job: "a"})
 	f.apply(&Entry{Kind: KindGarbage})
 	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 7}}})
-	want := []string{"put ", "fire not_found", "unknown invalid_field", "malformed", "stale_epoch"}
+	f.apply(&Entry{Kind: KindDisk, Disk: Disk{Epoch: 7, Low: true}})
+	older := f.m.claim
+	older.TZData = "1999a"
+	f.apply(&Entry{Kind: KindClaim, Claim: older})
+	want := []string{"put ", "fire not_found", "unknown invalid_field", "malformed", "stale_epoch", "stale_epoch", "older_rules"}
 	if !slices.Equal(got, want) {
 		t.Errorf("heard of %q, want %q", got, want)
 	}

@@ -48,6 +48,13 @@ func TestChain(t *testing.T) {
 	if c.Acked(10) != nil || c.InFlight() != 0 {
 		t.Error("an ack after the loss speaks for what was given up")
 	}
+	c.Resume(10, 7, nil)
+	for i, due := range []int64{200, 100, 300} { // the second overtakes the first
+		if room := c.FreeWindow() + len(c.queue); room != windowMin {
+			t.Errorf("before it is told its share, %d outputs may be under way with %d, want %d", room, i, windowMin)
+		}
+		c.Offer(numbered(8+uint64(i), 8+uint64(i), due))
+	}
 }
 
 // The texts of stored outputs are freed at once, because a chain moves through its memory slowly, and payloads are large.
@@ -95,11 +102,11 @@ func TestChainFreesOutputs(t *testing.T) {
 
 // TestChainWindow fills a window: sending stops at its end, acks are asked for on the way, and FreeWindow is what is left.
 func TestChainWindow(t *testing.T) {
-	for _, chains := range []int{1, 8, 1000} {
+	for _, chains := range []int{0, 1, 8, 1000} { // 0: the host knows of none that has something to publish
 		c := NewChain()
 		c.Share(chains, MaxOvertakingWindow)
 		c.Resume(0, 0, nil)
-		window := max(windowAll/chains, windowMin)
+		window := max(windowAll/max(chains, 1), windowMin)
 		if c.FreeWindow() != window {
 			t.Fatalf("room for %d, one of %d chains", c.FreeWindow(), chains)
 		}

@@ -47,16 +47,43 @@ func TestZoneIsGone(t *testing.T) {
 // A state may come from a node with other rules. Then the first tick stops the machine, and the error says which of the two versions can
 // go on.
 func TestTicksUnderOtherRules(t *testing.T) {
-	for _, c := range []struct{ tzdata, says string }{
-		{"1999a", "drain it with that version"},
-		{"2099a", `node "n1" claimed partition 0 at sequence 1 with logic 1 and tzdata 2099a; this binary has logic 1`},
+	for _, c := range []struct {
+		logic        int
+		tzdata, says string
+	}{
+		{Logic, "1999a", "drain it with that version"},
+		{Logic - 1, Rules().TZData, "drain it with that version"},
+		{Logic, "2099a", `node "n1" claimed partition 0 at sequence 1 with logic 1 and tzdata 2099a; this binary has logic 1`},
 	} {
 		f := newFeed(t)
-		f.m.claim.TZData = c.tzdata
+		f.m.claim.Logic, f.m.claim.TZData = c.logic, c.tzdata
 		tick := Tick{Partition: f.m.partition, To: f.now, Epoch: f.m.epoch}
 		_, err := f.m.Apply(&Entry{Seq: f.seq + 1, Time: f.now, Kind: KindTick, Ticks: []Tick{tick}})
 		if !errors.Is(err, ErrRules) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("tzdata %s: %v, which does not say %q", c.tzdata, err, c.says)
+			t.Errorf("logic %d, tzdata %s: %v, which does not say %q", c.logic, c.tzdata, err, c.says)
+		}
+	}
+}
+
+// What no claim can say is not one: its reader would go on with rules or a retention that nobody meant.
+func TestClaimValues(t *testing.T) {
+	sound := Claim{Node: strings.Repeat("n", 128), Logic: 1, TZData: strings.Repeat("z", 32)}
+	if c, err := DecodeClaim(sound.Encode()); err != nil || c != sound {
+		t.Errorf("%+v: %+v, %v", sound, c, err)
+	}
+	for what, change := range map[string]func(*Claim){
+		"no name":             func(c *Claim) { c.Node = "" },
+		"a long name":         func(c *Claim) { c.Node += "n" },
+		"no rules":            func(c *Claim) { c.Logic = 0 },
+		"no zone rules":       func(c *Claim) { c.TZData = "" },
+		"long zone rules":     func(c *Claim) { c.TZData += "z" },
+		"a past retention":    func(c *Claim) { c.RetentionMS = -1 },
+		"a count of jobs < 0": func(c *Claim) { c.CompletedMax = -1 },
+	} {
+		c := sound
+		change(&c)
+		if _, err := DecodeClaim(c.Encode()); !errors.Is(err, ErrRecord) {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }

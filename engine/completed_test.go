@@ -58,6 +58,23 @@ func TestGoneIsGone(t *testing.T) {
 	}
 }
 
+// A job that completes as it is put, and whose retention is over before that is announced, is freed then.
+func TestGoneOnceAnnounced(t *testing.T) {
+	f := newFeed(t)
+	f.put("a", `{"schedule":"@every 1s"}`)
+	f.now += 1000
+	f.tick(100)
+	f.put("a", `{"schedule":"@every 1s","end":"2026-01-01T00:00:00.5Z"}`)
+	f.now += f.m.claim.RetentionMS
+	f.tick(0)
+	if n := f.m.Stats().Jobs; n != 1 {
+		t.Fatalf("before it is announced there are %d jobs", n)
+	}
+	if n := f.tick(100); n != 1 || f.m.Stats().Jobs != 0 {
+		t.Errorf("%d outputs announce it, and %d jobs are left", n, f.m.Stats().Jobs)
+	}
+}
+
 // TestGoneWhileSaved makes the output that pins a completed job while a checkpoint is being taken: the job is in
 // that checkpoint.
 func TestGoneWhileSaved(t *testing.T) {

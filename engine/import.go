@@ -133,7 +133,7 @@ func DecodePack(b []byte) ([]PackedJob, error) {
 		d.fail(errValue)
 	}
 	n := d.uvarint()
-	if n == 0 || n > MaxPackJobs || n > 1 && len(b) > MaxPackBytes || n > uint64(len(d.b)) {
+	if n == 0 || n > MaxPackJobs || n > 1 && len(b) > MaxPackBytes {
 		d.fail(errValue)
 		n = 0
 	}

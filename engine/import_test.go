@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 func examplePack() []PackedJob {
@@ -35,6 +36,11 @@ func TestImportGolden(t *testing.T) {
 	if got, err := DecodePack(append(bytes.Clone(page["import"]), 0)); err == nil {
 		t.Errorf("with a byte behind: %+v", got)
 	}
+	unknown := bytes.Clone(page["import"])
+	unknown[len("\x01\x02\x01a")] |= packedFlags
+	if got, err := DecodePack(unknown); err == nil {
+		t.Errorf("with a flag that means nothing: %+v", got)
+	}
 }
 
 func TestPackBounds(t *testing.T) {
@@ -45,6 +51,7 @@ func TestPackBounds(t *testing.T) {
 	large := Pack(&carillon.Job{ID: "large", Payload: bytes.Repeat([]byte("x"), carillon.MaxPayload), Form: carillon.PayloadText}, nil, "")
 	late := examplePack()
 	late[1].State.Accepted = 1 << 50
+	state := JobState{Version: carillon.MaxFiresBound, Accepted: schedule.Horizon, From: schedule.Horizon, Last: schedule.Horizon, Fires: carillon.MaxFiresBound, Skipped: carillon.MaxFiresBound}
 	for _, c := range []struct {
 		name string
 		jobs []PackedJob
@@ -56,6 +63,7 @@ func TestPackBounds(t *testing.T) {
 		{"one that is large", []PackedJob{large}, true},
 		{"two with it", []PackedJob{large, small[0]}, false},
 		{"a time beyond all", late, false},
+		{"the largest numbers", []PackedJob{{ID: "a", State: &state}}, true},
 	} {
 		b := EncodePack(c.jobs)
 		got, err := DecodePack(b)
@@ -129,7 +137,7 @@ func TestPackIsPut(t *testing.T) {
 	}
 }
 
-// TestForgedPack imports specs that no put could make: each is refused, or has the effect of a put.
+// TestForgedPack imports specs that no put could make: each is refused, or has the effect of a put. A job of another partition is refused.
 func TestForgedPack(t *testing.T) {
 	valid := carillon.Job{ID: "a", Schedule: "@every 1s", Payload: []byte(`{"n":1}`), Form: carillon.PayloadJSON, Headers: map[string]string{"A": "b"}}
 	change := func(f func(j *carillon.Job)) spec {
@@ -170,6 +178,14 @@ func TestForgedPack(t *testing.T) {
 		if _, header, _ := spec(m.jobs.spec(j)).delivery(); header != "" {
 			t.Errorf("%s: delivers %q", name, header)
 		}
+	}
+	elsewhere := PackedJob{ID: "b", Spec: encodeSpec(&valid)}
+	r, err := New(fuzzLayout, 0).Apply(&Entry{Seq: 1, Time: testEpoch, Kind: KindImport, Pack: []PackedJob{elsewhere}})
+	if err != nil || PartitionOf("b", fuzzLayout.Partitions) == 0 {
+		t.Fatalf("b is of partition %d, %v", PartitionOf("b", fuzzLayout.Partitions), err)
+	}
+	if refusal := r.Jobs[0].Err; refusal == nil || refusal.Code != carillon.CodeInvalidJobID || refusal.Field != "id" {
+		t.Errorf("another partition's: %+v", r.Jobs[0])
 	}
 }
 

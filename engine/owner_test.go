@@ -35,6 +35,34 @@ func TestOwnerWithoutRoom(t *testing.T) {
 	}
 }
 
+// An owner ticks as soon as something is due within the lead, and no sooner.
+func TestOwnerTicksAhead(t *testing.T) {
+	const lead = 4
+	layout := Layout{Prefix: "carillon", Partitions: 3}
+	partition := PartitionOf("j", layout.Partitions)
+	f := &feed{t: t, m: New(layout, partition), now: testEpoch}
+	claim := Rules()
+	claim.Node = "n1"
+	f.apply(&Entry{Kind: KindClaim, Claim: claim})
+	f.put("j", `{"schedule":"@in 10ms"}`)
+	o := Owner{Epoch: f.seq - 1}
+	due := f.now + 10
+	for _, c := range []struct {
+		before int64 // ms, of what is due
+		ticks  bool
+	}{{10, false}, {lead + 1, false}, {lead, true}} {
+		now := due - c.before
+		wake := o.Wake(f.m, now, lead, 100, Acked{})
+		tick, ticks := o.Tick(f.m, now, lead, 100, Acked{})
+		if ticks != c.ticks || wake != due-lead {
+			t.Errorf("%d ms before something is due, it ticks: %t, to be asked in %d ms; the lead is %d ms", c.before, ticks, wake-now, lead)
+		}
+		if ticks && (tick.To != due || tick.Partition != partition || tick.Epoch != o.Epoch || tick.Limit != 100) {
+			t.Errorf("it ticks %+v", tick)
+		}
+	}
+}
+
 // Outputs that became durable are worth a tick of their own, but once a second at most. After that a partition at rest gets no ticks.
 func TestOwnerTellsAcks(t *testing.T) {
 	f := newFeed(t)

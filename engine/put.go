@@ -161,7 +161,7 @@ func (m *Machine) setRequest(slot uint32, j *job, request string) {
 
 // setRank moves a job's forced fires in the ready queue when its priority changes.
 func (m *Machine) setRank(slot uint32, j *job, rank uint8) {
-	if j.rank == rank || len(m.forcedBy[slot]) == 0 {
+	if j.rank == rank {
 		return
 	}
 	for _, seq := range m.forcedBy[slot] {

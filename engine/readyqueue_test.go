@@ -119,3 +119,20 @@ func TestForcedFiresLeaveInOrder(t *testing.T) {
 		t.Errorf("%d are left", len(waits))
 	}
 }
+
+// Turns of one due time and order are told apart by their kind, and refusals of one import by their places: none takes another's place. The
+// slot of a job tells nothing.
+func TestTurnsOfOneOrder(t *testing.T) {
+	want := []turn{{kind: turnJob, slot: 9}, {kind: turnForced, slot: 8}, {kind: turnRejected, slot: 1}, {kind: turnRejected, slot: 2}}
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}} {
+		q := newReadyQueue()
+		for _, i := range order {
+			q.Insert(want[i])
+		}
+		for _, want := range want {
+			if got, ok := q.DeleteMin(); !ok || got != want {
+				t.Errorf("inserted as %v: %+v, %v, want %+v", order, got, ok, want)
+			}
+		}
+	}
+}

@@ -7,7 +7,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 )
 
-// Outputs that were stored for good while a checkpoint read the outbox are freed, even if no more outputs are made.
+// Outputs that were stored for good are freed at once, and those that a checkpoint reads after it, even if no more outputs are made.
 func TestOutboxFreesOutputs(t *testing.T) {
 	const made = 20 * sweepSlack
 	if o := (&Output{Body: "body", spec: "spec"}); o.size() != (&Output{}).size()+len("body"+"spec") {
@@ -18,10 +18,14 @@ func TestOutboxFreesOutputs(t *testing.T) {
 		for range made {
 			b.add(Output{Body: "body"})
 		}
+		b.trim(Acked{Output: 10})
+		if got := b.outputs[9]; got.Body != "" {
+			t.Errorf("the 10th output is stored for good, and still there: %+v", got)
+		}
 		b.pin()
 		b.trim(Acked{Output: made / 4})
 		b.trim(Acked{Output: pinnedUpTo})
-		if got := b.outputs[0].Body; got == "" {
+		if got := b.outputs[10].Body; got == "" {
 			t.Fatal("what a checkpoint reads is cleared")
 		}
 		b.unpin()

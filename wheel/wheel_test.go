@@ -868,7 +868,7 @@ func TestMemory(t *testing.T) {
 	for _, c := range []struct {
 		width int64
 		most  float64
-	}{{40_000, 18}, {1 << 30, 18}, {1 << 50, 32}} {
+	}{{fan / 2, 18}, {40_000, 18}, {1 << 30, 18}, {1 << 50, 32}} {
 		w, rng := New(0), rand.New(rand.NewPCG(15, 16))
 		for range 100_000 {
 			w.Insert(1+rng.Int64N(c.width), 0)
