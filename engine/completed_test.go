@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon"
@@ -157,5 +158,95 @@ func TestCompletedAgain(t *testing.T) {
 	}
 	if s := f.m.Stats(); s.Jobs != 0 || f.m.completed.len() != 0 {
 		t.Errorf("after their time: %+v, %d completions", s, f.m.completed.len())
+	}
+}
+
+// Completed jobs that are only on disk leave the table with the checkpoint after their retention, a few at a time. What commands did to
+// them meanwhile stays as it is, and what was read before another checkpoint is read again.
+func TestForget(t *testing.T) {
+	f := newFeed(t)
+	s := &saved{m: f.m}
+	checkpoint := func() {
+		t.Helper()
+		if err := s.checkpoint(1000); err != nil {
+			t.Fatal(err)
+		}
+		f.m.Attach(s.table.View())
+		for f.m.EvictCommitted(1000) {
+		}
+	}
+	complete := func(ids ...string) {
+		for _, id := range ids {
+			f.put(id, `{"schedule":"@in 1s"}`)
+		}
+		f.now += 1000
+		f.tick(100)
+	}
+	complete("a", "b", "c", "d", "e")
+	f.now += f.m.claim.RetentionMS / 2
+	complete("young")
+	if _, ok, err := f.m.ForgetCursor(); ok || err != nil {
+		t.Errorf("all are in memory, and it is to read: %t, %v", ok, err)
+	}
+	checkpoint()
+	f.m.Shrink(Key{})
+	for f.m.ContinueShrink(1000) {
+	}
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "c"}) // pins it in memory
+	f.now += f.m.claim.RetentionMS / 2
+	f.tick(0)
+
+	read := func() *GoneRows {
+		t.Helper()
+		cursor, ok, err := f.m.ForgetCursor()
+		if !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		gone, err := cursor.Read(s.table.View(), 2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return gone
+	}
+	before := read()
+	checkpoint()
+	if !f.m.Forget(before) || f.m.Stats().Completed != 6 {
+		t.Errorf("of 6 jobs %d are left by what was read before a checkpoint", f.m.Stats().Completed)
+	}
+	gone, same := read(), read()
+	f.put("a", `{}`)
+	if err := f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "b"}); err == nil {
+		t.Error("a job that is gone is deleted")
+	}
+	more, rounds := f.m.Forget(gone), 1
+	if !f.m.Forget(same) {
+		t.Error("nothing is left, by what was read before the same was forgotten")
+	}
+	for ; more; rounds++ {
+		more = f.m.Forget(read())
+	}
+	if n := f.tick(100); n != 2 {
+		t.Errorf("%d outputs, want the fire and the refusal", n)
+	}
+	if err := f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "d"}); err == nil {
+		t.Error("a job that was forgotten is deleted")
+	}
+	checkpoint()
+	var left []string
+	_, err := s.table.View().Scan(roomCompleted, nil, nil, 100, func(key, value []byte) error {
+		_, id := row(slices.Concat([]byte{roomCompleted}, key, value)).names()
+		left = append(left, string(id))
+		return nil
+	})
+	if err != nil || !slices.Equal(left, []string{"young"}) || rounds != 3 {
+		t.Errorf("after %d rounds the table has %q: %v", rounds, left, err)
+	}
+	if st := f.m.Stats(); st.Completed != 1 || st.Jobs != 2 {
+		t.Errorf("%d completed jobs of %d are counted", st.Completed, st.Jobs)
+	}
+	for id, want := range map[string]bool{"a": true, "b": false, "c": false, "e": false, "young": true} {
+		if _, j := f.m.find(id); (j != nil) != want {
+			t.Errorf("%s is there: %t", id, !want)
+		}
 	}
 }
