@@ -113,5 +113,8 @@ func TestLogEndQueriesAreShared(t *testing.T) {
 		if synctest.Wait(); asked != 2 || e.busy {
 			t.Errorf("asked %d times", asked)
 		}
+		if _, err := e.ask(t.Context(), func() (uint64, error) { return 0, errStops }); !errors.Is(err, errStops) {
+			t.Errorf("a question without an answer: %v", err)
+		}
 	})
 }

@@ -45,6 +45,16 @@ func TestCongestion(t *testing.T) {
 	takes("a hundred a second", leastCalls)
 	answer(time.Millisecond, 10*501, 10*time.Millisecond, nil)
 	takes("quick again", maxCalls)
+	for range 70 { // the bound would have doubled out of its type
+		answer(time.Millisecond, 501, 10*time.Millisecond, nil)
+		takes("and for long", maxCalls)
+	}
+	answer(time.Millisecond, 2*501, 3*time.Second, &carillon.Error{Code: carillon.CodeVersionConflict})
+	takes("a thousand refusals a second", 1002)
+	answer(time.Millisecond, 4*501, 10*time.Millisecond, nil)
+	answer(time.Millisecond, 501, 3*time.Second, nil)
+	answer(time.Millisecond, 501, time.Second, nil)
+	takes("slow for half a second only", maxCalls)
 	answer(time.Millisecond, 1000, 5*time.Second, &carillon.Error{Code: carillon.CodeUnavailable})
 	takes("none has an outcome in time", leastCalls)
 	answer(time.Millisecond, 10*501, 10*time.Millisecond, nil)

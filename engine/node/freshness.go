@@ -20,7 +20,7 @@ import (
 type freshness struct {
 	mu     sync.Mutex
 	last   time.Time // when the ping was sent that was answered last
-	lateAt time.Time // when a ping was last answered too late, or too long after the one before was sent
+	lateAt time.Time // when a ping was last answered too long after the one before was sent
 }
 
 const (
@@ -29,11 +29,11 @@ const (
 	settleFor = 200 * time.Millisecond // by then the library has called the handlers for what it had read
 )
 
-// answered notes that the ping sent at a time was answered.
+// answered notes that the ping sent at a time was answered. A ping is sent once the one before is over.
 func (p *freshness) answered(sent, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if now.Sub(p.last) > freshFor || now.Sub(sent) > freshFor {
+	if now.Sub(p.last) > freshFor {
 		p.lateAt = now
 	}
 	p.last = sent

@@ -27,4 +27,7 @@ func TestFreshness(t *testing.T) {
 	p.answered(at(4000), at(4001)) // frozen again, and this answer came before fresh was called
 	is(4002, false)
 	is(4202, true)
+	p.answered(at(4100), at(4202))
+	p.answered(at(4202), at(4203))
+	is(4204, true) // as ever
 }

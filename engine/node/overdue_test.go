@@ -55,17 +55,21 @@ func TestLateAnswers(t *testing.T) {
 }
 
 // A chain is given up at once if its stream answers after an election, even one that the same server won, but not if all messages
-// have been answered.
+// have been answered. The reason says whether it was that, or that no message is answered. A stream that says nothing has not said for any
+// while that it has none of the messages, or all.
 func TestLateAcrossElections(t *testing.T) {
 	for name, look := range map[string]struct {
 		leader streams.Leader
 		late   uint64
+		silent time.Duration // since when no message has been answered
 		err    error
 		want   verdict
+		lostBy error
 	}{
 		"none":              {leader: streams.Leader{Name: "a", Since: "1"}, late: 1, want: waitOn},
-		"another server":    {leader: streams.Leader{Name: "b", Since: "2"}, late: 1, want: giveUp},
-		"the same":          {leader: streams.Leader{Name: "a", Since: "2"}, late: 1, want: giveUp},
+		"another server":    {leader: streams.Leader{Name: "b", Since: "2"}, late: 1, want: giveUp, lostBy: errElected},
+		"the same":          {leader: streams.Leader{Name: "a", Since: "2"}, late: 1, want: giveUp, lostBy: errElected},
+		"none, for long":    {leader: streams.Leader{Name: "a", Since: "1"}, late: 1, silent: 2 * overdueMost, want: giveUp, lostBy: errNoAnswer},
 		"all were answered": {leader: streams.Leader{Name: "a", Since: "2"}, want: goOn},
 		"no answer":         {leader: streams.Leader{Name: "b", Since: "2"}, late: 1, err: streams.ErrDisconnected, want: waitOn},
 	} {
@@ -73,11 +77,22 @@ func TestLateAcrossElections(t *testing.T) {
 		p := &partition{chain: engine.NewChain(), leader: streams.Leader{Name: "a", Since: "1"}, resyncing: true}
 		p.chain.Resume(0, 0, nil)
 		p.overdue.tell(look.late)
+		now := time.Now()
+		p.overdue.none, p.overdue.all = now, now
+		if look.silent > 0 {
+			p.overdue.since = now.Add(-look.silent)
+		}
 		if got := n.judgeAnswers(p, streams.Info{Leader: look.leader}, 0, look.err); got != look.want {
 			t.Errorf("%s: the verdict is %d, want %d", name, got, look.want)
 		}
 		if lost, going := p.chain.Lost(), !p.resyncing; lost != (look.want == giveUp) || going != (look.want == goOn) {
 			t.Errorf("%s: the chain is lost: %t, and nobody waits any more: %t", name, lost, going)
+		}
+		if p.lostBy != look.lostBy {
+			t.Errorf("%s: the chain is lost by %v, want %v", name, p.lostBy, look.lostBy)
+		}
+		if o := p.overdue; look.err != nil && !(o.none.IsZero() && o.all.IsZero()) {
+			t.Errorf("%s: it counts as one that has none of the messages, or all", name)
 		}
 	}
 }
