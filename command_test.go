@@ -276,6 +276,14 @@ func TestReplies(t *testing.T) {
 	if err != nil || got.Spec.Owner != "me" || got.ID != "x" {
 		t.Errorf("%+v, %v", got, err)
 	}
+	page, err := ParseJobsReply([]byte(`{"type":"carillon.v1.jobs","new":[{}],"jobs":[],"cursor":"x"}`))
+	if err != nil || page.Cursor != "x" {
+		t.Errorf("%+v, %v", page, err)
+	}
+	preview, err := ParsePreviewReply([]byte(`{"type":"carillon.v1.preview","new":[{}],"next":["2027-01-15T08:00:00.000Z"]}`))
+	if err != nil || len(preview.Next) != 1 {
+		t.Errorf("%+v, %v", preview, err)
+	}
 	for _, body := range []string{"", "x", `{"type":"carillon.v1.jobs"}`, `{"id":5}`, `{"spec":[]}`} {
 		if _, err := ParseJobReply([]byte(body)); !errors.Is(err, &Error{Code: CodeInternal}) {
 			t.Errorf("%s: %v", body, err)

@@ -199,7 +199,7 @@ func (r *PreviewReply) AppendJSON(dst []byte) []byte {
 	return append(dst, `]}`...)
 }
 
-// ParsePreviewReply reads a carillon.v1.preview reply. The error is an *Error of CodeInternal.
+// ParsePreviewReply reads a carillon.v1.preview reply. Unknown fields are ignored. The error is an *Error of CodeInternal.
 func ParsePreviewReply(body []byte) (PreviewReply, error) {
 	r := reader{b: body, lenient: true}
 	var p PreviewReply
