@@ -2,9 +2,12 @@ package node
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/servers"
@@ -157,7 +160,7 @@ func (n *Node) requestStepDown(ctx context.Context, name string, slow servers.Sl
 	if to == "" {
 		return
 	}
-	if err := streams.StepDown(slow.Silent[by], name, to); err != nil {
+	if err := askToStepDown(slow.Silent[by], name, to); err != nil {
 		n.log.Warn("a slow nats-server could not be asked to step down as leader of a stream", "stream", name, "server", by, "error", err)
 		return
 	}
@@ -171,6 +174,20 @@ func (n *Node) requestStepDown(ctx context.Context, name string, slow servers.Sl
 			}
 		}
 	})
+}
+
+// askToStepDown sends a request over several connections. The error is joined from theirs, if it could be sent over none.
+func askToStepDown(over []*nats.Conn, name, to string) (err error) {
+	sent := false
+	for _, nc := range over {
+		failed := streams.StepDown(nc, name, to)
+		sent = sent || failed == nil
+		err = errors.Join(err, failed)
+	}
+	if sent {
+		return nil
+	}
+	return err
 }
 
 // successor names the leader of a stream, if that is slow, and the server that is to take its place. Both are "" if the leader is well or

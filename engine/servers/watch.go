@@ -36,7 +36,8 @@ type Watch struct {
 // natsServer is a server that is asked.
 type natsServer struct {
 	url   string
-	nc    *nats.Conn
+	nc    *nats.Conn         // on which it is asked
+	spare *nats.Conn         // on which a slow server is told to step down: nothing waits there; nil at first
 	end   context.CancelFunc // ends the asking
 	local bool               // it is on this machine
 	name  string
@@ -84,11 +85,7 @@ func (w *Watch) Ask(ctx context.Context, main *nats.Conn) {
 func (w *Watch) add(ctx context.Context, url string) {
 	one := &natsServer{url: url, local: onThisMachine(ctx, url)}
 	changed := func(nc *nats.Conn) { w.connected(one, nc) }
-	nc, err := w.Config.ConnectTo(url, " to ask", nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
-		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
-		nats.IgnoreAuthErrorAbort(),                                       // a server may refuse for a moment, while its account resolver is away
-		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the node's own connection reports the same errors
-		nats.ConnectHandler(changed), nats.ReconnectHandler(changed),
+	nc, err := w.connectTo(url, " to ask", nats.ConnectHandler(changed), nats.ReconnectHandler(changed),
 		nats.DisconnectErrHandler(func(*nats.Conn, error) { w.disconnected(one) }))
 	if err != nil {
 		return // not a URL, or the server refuses: then it is not watched
@@ -103,6 +100,25 @@ func (w *Watch) add(ctx context.Context, url string) {
 		defer nc.Close()
 		w.askOne(ctx, one)
 	})
+	w.work.Go(func() { // a silent server must not hold up the others once more
+		spare, err := w.connectTo(url, " to tell")
+		if err != nil {
+			return // as above
+		}
+		defer spare.Close()
+		w.mu.Lock()
+		one.spare = spare
+		w.mu.Unlock()
+		<-ctx.Done()
+	})
+}
+
+// connectTo connects to one server, now or later, and again whenever the connection breaks.
+func (w *Watch) connectTo(url, purpose string, more ...nats.Option) (*nats.Conn, error) {
+	return w.Config.ConnectTo(url, purpose, append(more, nats.IgnoreDiscoveredServers(), nats.RetryOnFailedConnect(true),
+		nats.MaxReconnects(-1), nats.ReconnectWait(serverRetry), nats.ReconnectBufSize(-1),
+		nats.IgnoreAuthErrorAbort(),                                           // a server may refuse for a moment, while its account resolver is away
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))...) // the node's own connection reports the same errors
 }
 
 // forget ends the connections to servers that are gone and no longer known to the others. Otherwise a server that comes back under
@@ -249,7 +265,7 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 		}
 		doubtful = doubtful || !one.silent(now) && one.doubtful(now)
 	}
-	slow = Slowness{Silent: make(map[string]*nats.Conn), Recent: make(map[string]bool)}
+	slow = Slowness{Silent: make(map[string][]*nats.Conn), Recent: make(map[string]bool)}
 	if others == 0 { // there is nothing to compare with
 		return slow
 	}
@@ -262,7 +278,10 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	settling := now.Sub(w.self) < settleFor // also while most are silent and the node's own server is not
 	for name, one := range by {
 		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
-			one.lastSlow, slow.Silent[name] = now, one.nc
+			one.lastSlow, slow.Silent[name] = now, []*nats.Conn{one.nc}
+			if one.spare != nil {
+				slow.Silent[name] = append(slow.Silent[name], one.spare)
+			}
 		}
 		if name != own && !one.doubtful(now) {
 			slow.Responsive = append(slow.Responsive, Endpoint{one.url, one.nc})
@@ -287,11 +306,11 @@ func (w *Watch) byName(now time.Time) map[string]*natsServer {
 
 // Slowness says who is slow: some servers, or this node itself.
 type Slowness struct {
-	Now        bool                  // most servers, or the node's own, do not answer this node
-	Self       bool                  // this node's own network is slow, or was a moment ago
-	Silent     map[string]*nats.Conn // the slow servers by name, with a connection to each
-	Recent     map[string]bool       // these, and servers that were slow a moment ago
-	Responsive []Endpoint            // the servers that answer in time, without the node's own
+	Now        bool                    // most servers, or the node's own, do not answer this node
+	Self       bool                    // this node's own network is slow, or was a moment ago
+	Silent     map[string][]*nats.Conn // the slow servers by name, with one or two connections to each: packets that one loses, the other may not
+	Recent     map[string]bool         // these, and servers that were slow a moment ago
+	Responsive []Endpoint              // the servers that answer in time, without the node's own
 }
 
 // Endpoint is an address of a server, with a connection to it.

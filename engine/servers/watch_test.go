@@ -342,6 +342,31 @@ func TestForgetServers(t *testing.T) {
 	natstest.Eventually(t, "its connection is closed", gone.IsClosed)
 }
 
+// A slow server is told something over two connections: on one of them nothing waits for lost packets.
+func TestSpareConnection(t *testing.T) {
+	url := natstest.Start(t, &server.Options{}).ClientURL()
+	s := Watch{Config: Config{Node: "a", URL: url}, all: make(map[string]*natsServer)}
+	ctx, cancel := context.WithCancel(t.Context())
+	s.add(ctx, url)
+	one := s.all[url]
+	natstest.Eventually(t, "it has two connections", func() bool {
+		at := time.Now().Add(2 * SilentAfter)
+		s.mu.Lock()
+		for _, name := range []string{"own", "c"} { // these answer meanwhile
+			s.all[name] = &natsServer{name: name, responsiveness: responsiveness{lastGood: at}}
+		}
+		name := one.name
+		s.mu.Unlock()
+		slow := s.Judge("own", at).Silent[name]
+		return len(slow) == 2 && slow[0].IsConnected() && slow[1].IsConnected()
+	})
+	cancel()
+	s.work.Wait()
+	if !one.nc.IsClosed() || !one.spare.IsClosed() {
+		t.Error("they are not closed")
+	}
+}
+
 // A node that stops connects to no more servers: each silent one would hold it up for as long as connecting may take.
 func TestStopConnectsToNoMoreServers(t *testing.T) {
 	o := Config{Node: "a", URL: natstest.Start(t, &server.Options{}).ClientURL()}
