@@ -125,18 +125,19 @@ func (p *puller) pull(ctx context.Context) error {
 	return cmp.Or(of.err, p.forbidden())
 }
 
-// forbidden returns the server's error, if there was one since the latest look, that a right is missing to pull, to get the answers or to
-// acknowledge. The server reports that only to the connection; a puller would see only silence, or the same triggers again and again.
+// forbidden returns the server's error, if there was one since the latest look, that the worker lacks a right to pull, to get the answers or
+// to acknowledge. The server reports that only to the connection; a puller would see only silence, or the same triggers again and again. The
+// connection keeps its last error alone, which may be about what another puller asked for.
 func (p *puller) forbidden() error {
 	before := p.said
 	if p.said = p.nc.LastError(); p.said == before || !errors.Is(p.said, nats.ErrPermissionViolation) {
 		return nil
 	}
-	acks := "$JS.ACK." + p.names.OutStream(p.partition) + "." + p.Name + "."
-	for _, subject := range []string{p.api() + `"`, p.inbox + `.*"`, acks} {
-		if strings.Contains(p.said.Error(), `"`+subject) {
-			return p.said
-		}
+	said, outs := p.said.Error(), strings.TrimSuffix(p.names.OutStream(0), "0")
+	about := func(subject string) bool { return strings.Contains(said, `"`+subject) }
+	if about(p.inbox[:strings.LastIndexByte(p.inbox, '.')+1]) ||
+		strings.Contains(said, "."+p.Name) && (about(jetstream.DefaultAPIPrefix+"CONSUMER.MSG.NEXT."+outs) || about("$JS.ACK."+outs)) {
+		return p.said
 	}
 	return nil
 }

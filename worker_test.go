@@ -752,6 +752,45 @@ func TestWorkWithoutRights(t *testing.T) {
 	}
 }
 
+// A puller is told of a right that its worker lacks by what another one of its pullers asked for, too: the connection keeps its last error
+// alone, and that may be the other one's at each look. What others lack on the connection is not its business.
+func TestForbidden(t *testing.T) {
+	o := &server.Options{Users: []*server.User{{Username: "u", Permissions: &server.Permissions{
+		Publish: &server.SubjectPermission{Allow: []string{"none"}}, Subscribe: &server.SubjectPermission{Allow: []string{"none"}},
+	}}}}
+	nc, err := nats.Connect(natstest.Start(t, o).ClientURL(), nats.UserInfo("u", ""), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	w := &worker{Client: Connect(nc), WorkerOptions: WorkerOptions{Name: "g"}}
+	one, other := &puller{worker: w, partition: 0, inbox: nc.NewInbox()}, &puller{worker: w, partition: 1, inbox: nc.NewInbox()}
+	for what, c := range map[string]struct {
+		do   func() error
+		told bool
+	}{
+		"a pull":      {func() error { _, err := other.ask(); return err }, true},
+		"its answers": {func() error { _, err := nc.ChanSubscribe(other.inbox+".*", make(chan *nats.Msg, 1)); return err }, true},
+		"an ack":      {func() error { return nc.Publish("$JS.ACK.CARILLON_OUT_1.g.1.1.1.1.0", nil) }, true},
+		"another worker's pull": {func() error {
+			return nc.Publish("$JS.API.CONSUMER.MSG.NEXT.CARILLON_OUT_1.h", nil)
+		}, false},
+		"something else": {func() error { return nc.Publish("orders.g", nil) }, false},
+	} {
+		before := nc.LastError()
+		if err := c.do(); err != nil {
+			t.Fatal(err)
+		}
+		natstest.Eventually(t, what+" is refused", func() bool { return nc.LastError() != before })
+		if err := one.forbidden(); errors.Is(err, nats.ErrPermissionViolation) != c.told {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := one.forbidden(); err != nil {
+			t.Errorf("%s: told once more: %v", what, err)
+		}
+	}
+}
+
 // A subscription that nats-server took away with a right or a limit does not come back with it by itself: the worker makes it again.
 func TestWorkRightsTakenForAWhile(t *testing.T) {
 	for name, c := range map[string]struct {
