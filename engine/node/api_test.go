@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/micro"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -237,7 +238,10 @@ func (l lines) Headers() micro.Headers { return nil }
 
 // If the outcome of a part of an import is unknown, the answer is an error without counts: all of the import must be sent again.
 func TestImportOfUnknownOutcome(t *testing.T) {
-	n := &Node{layout: engine.Layout{Prefix: "carillon", Partitions: 1}, partitions: []*partition{{}}} // nobody follows it
+	n := &Node{
+		layout: engine.Layout{Prefix: "carillon", Partitions: 1}, partitions: []*partition{{}}, // nobody follows it
+		requests: requests{importJobs: semaphore.NewWeighted(maxImportJobs)},
+	}
 	err := n.apiImport(&call{node: n, Request: lines{body: `{"id":"a","spec":{"schedule":"@daily"}}`}})
 	if !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
 		t.Errorf("it is told as %v", err)
