@@ -166,15 +166,6 @@ func TestCompletedAgain(t *testing.T) {
 func TestForget(t *testing.T) {
 	f := newFeed(t)
 	s := &saved{m: f.m}
-	checkpoint := func() {
-		t.Helper()
-		if err := s.checkpoint(1000); err != nil {
-			t.Fatal(err)
-		}
-		f.m.Attach(s.table.View())
-		for f.m.EvictCommitted(1000) {
-		}
-	}
 	complete := func(ids ...string) {
 		for _, id := range ids {
 			f.put(id, `{"schedule":"@in 1s"}`)
@@ -188,7 +179,7 @@ func TestForget(t *testing.T) {
 	if _, ok, err := f.m.ForgetCursor(); ok || err != nil {
 		t.Errorf("all are in memory, and it is to read: %t, %v", ok, err)
 	}
-	checkpoint()
+	s.evictAll(t)
 	f.m.Shrink(Key{})
 	for f.m.ContinueShrink(1000) {
 	}
@@ -209,7 +200,7 @@ func TestForget(t *testing.T) {
 		return gone
 	}
 	before := read()
-	checkpoint()
+	s.evictAll(t)
 	if !f.m.Forget(before) || f.m.Stats().Completed != 6 {
 		t.Errorf("of 6 jobs %d are left by what was read before a checkpoint", f.m.Stats().Completed)
 	}
@@ -231,7 +222,7 @@ func TestForget(t *testing.T) {
 	if err := f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "d"}); err == nil {
 		t.Error("a job that was forgotten is deleted")
 	}
-	checkpoint()
+	s.evictAll(t)
 	var left []string
 	_, err := s.table.View().Scan(roomCompleted, nil, nil, 100, func(key, value []byte) error {
 		_, id := row(slices.Concat([]byte{roomCompleted}, key, value)).names()

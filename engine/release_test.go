@@ -97,17 +97,9 @@ func TestListsFreeMemory(t *testing.T) {
 
 	f := newFeed(t)
 	s := &saved{m: f.m}
-	checkpoint := func() {
-		t.Helper()
-		if err := s.checkpoint(1000); err != nil {
-			t.Fatal(err)
-		}
-		for f.m.EvictCommitted(1000) {
-		}
-	}
 	f.m.Attach(s.table.View())
 	f.put("job", `{}`)
-	checkpoint()
+	s.evictAll(t)
 	forced, absent := reflect.ValueOf(f.m.forced).Pointer(), reflect.ValueOf(f.m.residence.absent).Pointer()
 	for range keptCapacity + 1 {
 		f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job"})
@@ -120,7 +112,7 @@ func TestListsFreeMemory(t *testing.T) {
 	if _, gone := f.m.residence.absent["job"]; !gone {
 		t.Fatal("a job that went is not absent")
 	}
-	checkpoint()
+	s.evictAll(t)
 	if len(f.m.residence.absent) > 0 || reflect.ValueOf(f.m.forced).Pointer() == forced || reflect.ValueOf(f.m.residence.absent).Pointer() == absent {
 		t.Errorf("the maps of %d forced fires and of what is absent (%d) are those of before", keptCapacity+1, len(f.m.residence.absent))
 	}

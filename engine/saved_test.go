@@ -20,6 +20,17 @@ func (s *saved) checkpoint(n int) error {
 	return s.commit(c)
 }
 
+// evictAll takes a checkpoint, after which the machine reads the table as it is then, and what may leave memory has left it.
+func (s *saved) evictAll(t *testing.T) {
+	t.Helper()
+	if err := s.checkpoint(1000); err != nil {
+		t.Fatal(err)
+	}
+	s.m.Attach(s.table.View())
+	for s.m.EvictCommitted(1000) {
+	}
+}
+
 func (s *saved) commit(c *Checkpoint) error {
 	b := s.table.Begin()
 	c.Write(b, c.to.position)
