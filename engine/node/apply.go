@@ -162,9 +162,9 @@ func (n *Node) apply(p *partition, e *engine.Entry) {
 		}
 		return
 	}
-	room := n.replies.hasRoom()
+	room := awaited && n.replies.hasRoom()
 	var before carillon.JobReply
-	if e.Kind == engine.KindDelete && awaited && room {
+	if e.Kind == engine.KindDelete && room {
 		before, _ = p.machine.Job(e.Job, nil)
 	}
 	result, err := p.machine.Apply(e)

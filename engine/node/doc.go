@@ -23,8 +23,8 @@
 //     first start after it), restore_time.go (a restore up to a time), snapshot_jobs.go (a snapshot's jobs, for a running service).
 //   - Several nodes over an external NATS: rights.go (subscriptions that were lost with a right), membership.go, cluster.go (which
 //     node serves what) with handover.go, barrier.go (how far the log is applied), follow.go, transfer.go and leftbehind.go (which nodes
-//     have a partition's jobs), forward.go (how nodes ask each other about partitions that they do not follow), freshness.go (which requests
-//     are too old). Slow networks: leaders.go (slow servers have to stop leading streams), switching.go (which server a node connects to).
+//     have a partition's jobs), forward.go (how nodes ask each other about partitions that they do not follow), freshness.go (which
+//     requests are too old). Slow networks: leaders.go (slow servers have to stop leading streams), switching.go (which server a node connects to).
 //
 // Locks: partition.mu guards a partition's machine, partition.out its chain. mu is never taken while out is held.
 package node

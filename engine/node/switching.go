@@ -27,14 +27,15 @@ type switching struct {
 }
 
 const (
-	switchAgain = 10 * time.Second // before the node goes back to a server that it left: a leader that most servers cannot reach is replaced sooner
+	// switchAgain is how long the node does not go back to a server that it left. A leader that most servers cannot reach is replaced sooner.
+	switchAgain = 10 * time.Second
 	// cutOffAfter is how long the log stream may stay silent before the node goes to another server. It is longer than an election takes,
 	// during which the stream is silent by way of every server.
 	cutOffAfter = 10 * time.Second
 )
 
-// recent tells whether the node left a server, because a leader was out of its reach, less than lately ago.
-func (d *switching) recent(server string, lately time.Duration) bool {
+// leftWithin tells whether the node left a server, because a leader was out of its reach, less than lately ago.
+func (d *switching) leftWithin(server string, lately time.Duration) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return time.Since(d.left[server]) < lately
@@ -87,7 +88,7 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 	n.work.Go(func() {
 		defer n.switching.probing.Store(false)
 		for _, by := range slow.Responsive {
-			if n.switching.recent(by.Conn.ConnectedServerName(), switchAgain) {
+			if n.switching.leftWithin(by.Conn.ConnectedServerName(), switchAgain) {
 				continue
 			}
 			answered := reachable(ctx, by, names)
@@ -113,7 +114,7 @@ func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well clust
 		return
 	}
 	local, ok := n.servers.LocalEndpoint(n.nc.ConnectedServerName(), time.Now())
-	if !ok || n.switching.recent(local.Conn.ConnectedServerName(), servers.ReturnAfter) || !n.switching.probing.CompareAndSwap(false, true) {
+	if !ok || n.switching.leftWithin(local.Conn.ConnectedServerName(), servers.ReturnAfter) || !n.switching.probing.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() {

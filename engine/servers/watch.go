@@ -308,7 +308,7 @@ func (w *Watch) byName(now time.Time) map[string]*natsServer {
 type Slowness struct {
 	Now        bool                    // most servers, or the node's own, do not answer this node
 	Self       bool                    // this node's own network is slow, or was a moment ago
-	Silent     map[string][]*nats.Conn // the slow servers by name, with one or two connections to each: packets that one loses, the other may not
+	Silent     map[string][]*nats.Conn // the slow servers by name, with one or two connections to each: one may lose what the other does not
 	Recent     map[string]bool         // these, and servers that were slow a moment ago
 	Responsive []Endpoint              // the servers that answer in time, without the node's own
 }
