@@ -573,6 +573,16 @@ func idIn(partition, partitions int, name string) string {
 	return name
 }
 
+// answered makes a request until it succeeds. While a stream gets its leader, no server may answer at all, so each try is brief.
+func answered(t testing.TB, what string, request func(context.Context) error) {
+	t.Helper()
+	eventually(t, what, func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		return request(ctx) == nil
+	})
+}
+
 // output is one message of an output stream.
 type output struct {
 	seq     uint64
@@ -591,18 +601,18 @@ func read(t testing.TB, nc *nats.Conn, name string, message func(jetstream.Msg, 
 	js := jetStream(t, nc)
 	var stream jetstream.Stream
 	var err error
-	eventually(t, "there is a leader to read "+name+" from", func() bool {
-		stream, err = js.Stream(t.Context(), name)
-		return err == nil
+	answered(t, "there is a leader to read "+name+" from", func(ctx context.Context) error {
+		stream, err = js.Stream(ctx, name)
+		return err
 	})
 	left := stream.CachedInfo().State.Msgs
 	if left == 0 {
 		return
 	}
 	var consumer jetstream.Consumer
-	eventually(t, "there is a leader of all to read "+name+" by", func() bool {
-		consumer, err = stream.OrderedConsumer(t.Context(), jetstream.OrderedConsumerConfig{})
-		return err == nil
+	answered(t, "there is a leader of all to read "+name+" by", func(ctx context.Context) error {
+		consumer, err = stream.OrderedConsumer(ctx, jetstream.OrderedConsumerConfig{})
+		return err
 	})
 	messages, err := consumer.Messages()
 	if err != nil {

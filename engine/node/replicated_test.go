@@ -1,6 +1,7 @@
 package node_test
 
 import (
+	"context"
 	"fmt"
 	"strconv"
 	"strings"
@@ -86,9 +87,9 @@ func TestReplicated(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), "KV_CARILLON_NODES"); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the nodes' bucket is made anew", func() bool {
-		bucket, err = js.Stream(t.Context(), "KV_CARILLON_NODES")
-		return err == nil
+	answered(t, "the nodes' bucket is made anew", func(ctx context.Context) error {
+		bucket, err = js.Stream(ctx, "KV_CARILLON_NODES")
+		return err
 	})
 	if got := bucket.CachedInfo().Config.Replicas; got != 3 {
 		t.Errorf("the bucket is made anew with %d replicas", got)
