@@ -340,9 +340,11 @@ func (s *stream) get(ctx context.Context, req messageRequest) (Message, error) {
 	}
 	err := s.request(ctx, "STREAM.MSG.GET."+s.name, req, &resp)
 	if errors.Is(err, ErrDisconnected) && req.Seq > 0 {
-		if m, err := s.direct(ctx, req.Seq); err == nil {
+		m, failed := s.direct(ctx, req.Seq)
+		if failed == nil {
 			return m, nil
 		}
+		err = fmt.Errorf("%w; %v", err, failed) // %v: what a replica says is no answer of the stream
 	}
 	if err != nil {
 		return Message{}, err
