@@ -2,6 +2,7 @@ package streams
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -116,6 +117,44 @@ func TestAskedAgain(t *testing.T) {
 	s := stream{nc: nc}
 	if m, err := s.ask(t.Context(), "question", nil); err != nil || string(m.Data) != "answer" {
 		t.Errorf("the answer is %v (%v)", m, err)
+	}
+}
+
+// A direct get goes to a random replica each time. It is repeated after one that does not answer, and after one that lacks the message, but
+// not for ever if all lack it.
+func TestDirectAskedAgain(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect()
+	asked, gone := 0, 0
+	if _, err := nc.Subscribe(apiPrefix+directGet+"X", func(m *nats.Msg) {
+		asked++
+		answer := nats.NewMsg("")
+		isGone := string(m.Data) == `{"seq":8}`
+		if isGone {
+			gone++
+		}
+		switch {
+		case asked <= 2:
+			return
+		case asked <= 4 || isGone:
+			answer.Header = nats.Header{"Status": {"404"}, "Description": {"Message Not Found"}}
+		default:
+			answer.Header = nats.Header{nats.JSStream: {"X"}, nats.JSSubject: {"x"}, nats.JSSequence: {"7"}, nats.JSTimeStamp: {"2026-01-02T03:04:05Z"}}
+		}
+		_ = m.RespondMsg(answer) // a failure shows below
+	}); err != nil {
+		t.Fatal(err)
+	}
+	s := stream{nc: nc, name: "X"}
+	if m, err := s.direct(t.Context(), 7); err != nil || m.Seq != 7 {
+		t.Errorf("after two requests without an answer and two replicas without the message: %+v (%v)", m, err)
+	}
+	if m, err := s.direct(t.Context(), 8); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("a message that no replica has: %+v (%v)", m, err)
+	}
+	nc.Close() // so that nothing counts any more
+	if gone < directTries {
+		t.Errorf("%d replicas were asked for it, want %d", gone, directTries)
 	}
 }
 

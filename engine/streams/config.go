@@ -76,6 +76,8 @@ const (
 	requestTimeout = 5 * time.Second
 	// directTimeout bounds a direct get, which is used if the API does not answer. If it fails, the caller asks again.
 	directTimeout = time.Second
+	directAgain   = 20 * time.Millisecond // until another replica is asked, at first
+	directTries   = 8                     // so many replicas must say that they do not have the message
 )
 
 func (c Config) withDefaults() Config {

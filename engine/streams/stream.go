@@ -116,6 +116,12 @@ const askAgain = 250 * time.Millisecond
 // ask sends a request again and again until there is an answer. A request that is sent while there is no leader, or to one that dies,
 // is silently lost; without another, the caller would still wait when the next leader has long been there.
 func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Msg, error) {
+	return s.askUntil(ctx, subject, body, askAgain, func(*nats.Msg) bool { return true })
+}
+
+// askUntil sends a request again and again until there is an answer that will do: at once after one that will not, and else after a pause,
+// which doubles until it is askAgain.
+func (s *stream) askUntil(ctx context.Context, subject string, body []byte, pause time.Duration, will func(*nats.Msg) bool) (*nats.Msg, error) {
 	type answer struct {
 		m   *nats.Msg
 		err error
@@ -131,15 +137,18 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 			case <-ctx.Done():
 			}
 		}()
-		again := time.NewTimer(askAgain)
+		again := time.NewTimer(pause)
 		select {
 		case a := <-answers:
 			again.Stop()
-			return a.m, a.err
+			if a.err != nil || will(a.m) {
+				return a.m, a.err
+			}
 		case <-ctx.Done():
 			again.Stop()
 			return nil, ctx.Err()
 		case <-again.C:
+			pause = min(2*pause, askAgain)
 		}
 	}
 }
@@ -360,6 +369,9 @@ func (s *stream) get(ctx context.Context, req messageRequest) (Message, error) {
 // direct gets one message from any of the replicas. While JetStream's servers have no leader, the API gives no messages, although the
 // stream may have a leader and store more (server/jetstream_api.go, jsMsgGetRequest). What a replica has was agreed on by the group.
 // What it does not have may not have reached it yet, so that is an error other than ErrNotFound.
+//
+// nats-server sends each request to a random replica, also to one that is behind, and, until it notices, to one that is out of reach. If only
+// one was asked in a quarter of a second, the log could not be read as fast as it grows.
 func (s *stream) direct(ctx context.Context, seq uint64) (Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, directTimeout)
 	defer cancel()
@@ -367,11 +379,22 @@ func (s *stream) direct(ctx context.Context, seq uint64) (Message, error) {
 	if err != nil {
 		return Message{}, err
 	}
-	m, err := s.ask(ctx, apiPrefix+directGet+s.name, body)
+	lacking := 0
+	m, err := s.askUntil(ctx, apiPrefix+directGet+s.name, body, directAgain, func(m *nats.Msg) bool {
+		if lacking++; lacking == directTries {
+			return true
+		}
+		return !lacksMessage(m)
+	})
 	if err != nil {
 		return Message{}, fmt.Errorf("streams: %s%s: %w", directGet, s.name, sendError(err))
 	}
 	return directMessage(m)
+}
+
+// lacksMessage tells whether the answer to a direct get is that there is no such message.
+func lacksMessage(m *nats.Msg) bool {
+	return m.Header.Get("Status") != "" && m.Header.Get(nats.JSSequence) == ""
 }
 
 // directMessage makes a Message of the answer to a direct get. It takes out the headers that the server added; these are behind the
@@ -386,8 +409,8 @@ func directMessage(m *nats.Msg) (Message, error) {
 		}
 		return value
 	}
-	if status := m.Header.Get("Status"); status != "" && m.Header.Get(nats.JSSequence) == "" {
-		return Message{}, fmt.Errorf("streams: a direct get: %s %s", status, m.Header.Get("Description"))
+	if lacksMessage(m) {
+		return Message{}, fmt.Errorf("streams: a direct get: %s %s", m.Header.Get("Status"), m.Header.Get("Description"))
 	}
 	take(nats.JSStream)
 	out := Message{Subject: take(nats.JSSubject), Data: m.Data}
