@@ -1,10 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"os"
+
+	"golang.org/x/text/encoding/unicode"
+	"golang.org/x/text/transform"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -40,6 +44,21 @@ func (u contextReader) Read(b []byte) (int, error) {
 	case <-u.ctx.Done():
 		return 0, context.Cause(u.ctx)
 	}
+}
+
+// plainText removes the byte order mark that some editors put before a text. If the mark is UTF-16's, as PowerShell writes it, the text
+// becomes UTF-8.
+func plainText(r io.Reader) io.Reader {
+	return transform.NewReader(r, unicode.BOMOverride(transform.Nop))
+}
+
+// readText is readInput for a text.
+func readText(name string, stdin io.Reader) ([]byte, error) {
+	b, err := readInput(name, stdin)
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(plainText(bytes.NewReader(b)))
 }
 
 // readInput reads a file, or standard input for "-", at most as much as a job can be long.

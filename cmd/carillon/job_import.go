@@ -192,7 +192,7 @@ func (im *importer) jobs(ctx context.Context, lines <-chan inputLine, stop func(
 
 // read hands out lines until the input or ctx ends.
 func (im *importer) read(ctx context.Context, input io.Reader, lines chan<- inputLine) error {
-	s := newLineScanner(input)
+	s := newLineScanner(plainText(input))
 	number := 0
 	for ctx.Err() == nil && s.next() {
 		number++

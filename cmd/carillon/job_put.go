@@ -126,7 +126,7 @@ func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, er
 		if p.fields.given() != "" || len(own) > 0 || p.payload.given() {
 			return job, nil, usagef("-f holds the whole job; the other flags of a job cannot stand beside it")
 		}
-		body, err := readInput(p.file, stdin)
+		body, err := readText(p.file, stdin)
 		if err != nil {
 			return job, nil, err
 		}

@@ -26,6 +26,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
+	textunicode "golang.org/x/text/encoding/unicode"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/bench"
@@ -1342,6 +1343,46 @@ func TestDescribeJobIsSafe(t *testing.T) {
 	}
 	if strings.ContainsAny(out.String(), "\u009b\u202e") || !strings.Contains(out.String(), "Plain=é") {
 		t.Errorf("it shows %q", out.String())
+	}
+}
+
+// TestByteOrderMark: a text of jobs may begin with a byte order mark, also with that of UTF-16, as some editors and shells write it. A
+// payload keeps its own.
+func TestByteOrderMark(t *testing.T) {
+	url := startEngine(t)
+	mark := func(text string) string { return "\ufeff" + text }
+	utf16 := func(text string) string {
+		encoded, err := textunicode.UTF16(textunicode.LittleEndian, textunicode.UseBOM).NewEncoder().String(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return encoded
+	}
+	for id, input := range map[string]string{
+		"import-utf8":  mark(`{"id":"import-utf8","owner":"Zoë"}` + "\n"),
+		"import-utf16": utf16(`{"id":"import-utf16","owner":"Zoë"}` + "\r\n"),
+		"put-utf8":     mark(`{"owner":"Zoë"}`),
+		"put-utf16":    utf16(`{"owner":"Zoë"}`),
+	} {
+		args := []string{"-s", url, "job", "import"}
+		if strings.HasPrefix(id, "put") {
+			args = []string{"-s", url, "job", "put", id, "-f", "-"}
+		}
+		var out, errOut bytes.Buffer
+		if code := Run(t.Context(), args, strings.NewReader(input), &out, &errOut); code != exitOK {
+			t.Errorf("%s: %d, %s", id, code, &errOut)
+		}
+		if _, got, _ := run(t, "-s", url, "job", "get", id, "--json"); !strings.Contains(got, `"owner":"Zoë"`) {
+			t.Errorf("%s: %s", id, got)
+		}
+	}
+	var out, errOut bytes.Buffer
+	args := []string{"-s", url, "job", "put", "payload", "--payload-file", "-"}
+	if code := Run(t.Context(), args, strings.NewReader(mark("x")), &out, &errOut); code != exitOK {
+		t.Errorf("a payload: %d, %s", code, &errOut)
+	}
+	if _, got, _ := run(t, "-s", url, "job", "get", "payload", "--json"); !strings.Contains(got, mark("x")) {
+		t.Errorf("a payload: %s", got)
 	}
 }
 
