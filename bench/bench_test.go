@@ -978,6 +978,8 @@ func TestBadConfigs(t *testing.T) {
 		"PayloadBytes": LatenessConfig{PayloadBytes: 1}.Validate(),
 		"Mix":          LatenessConfig{Mix: Mix{Cron: -1, OneShots: 2}}.Validate(),
 		"Concurrency":  LatenessConfig{Concurrency: -1}.Validate(),
+		"1 to 100,000": LatenessConfig{Concurrency: 100_001}.Validate(),
+		"Raw":          LatenessConfig{Raw: t.TempDir()}.Validate(), // a directory
 		"own":          RecoveryConfig{Service: Service{Server: "nats://127.0.0.1:1"}}.Validate(),
 		"jobs":         RecoveryConfig{Jobs: 10, Rate: 11}.Validate(),
 		"too few":      RecoveryConfig{Jobs: 99, Rate: 50}.Validate(),

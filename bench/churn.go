@@ -65,8 +65,8 @@ func (c ChurnConfig) Validate() error {
 		return fmt.Errorf("bench: Farthest is %s, must not exceed the Duration, %s", c.Farthest, c.Duration)
 	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
 		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
-	case c.Concurrency < 1:
-		return fmt.Errorf("bench: Concurrency is %d, must be 1 or more", c.Concurrency)
+	case c.Concurrency < 1 || c.Concurrency > mostHandlers:
+		return fmt.Errorf("bench: Concurrency is %d, must be 1 to 100,000", c.Concurrency)
 	}
 	return nil
 }

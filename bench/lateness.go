@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -74,12 +73,14 @@ func (c LatenessConfig) Validate() error {
 		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
 	case c.Mix.Intervals < 0 || c.Mix.Cron < 0 || c.Mix.OneShots < 0:
 		return fmt.Errorf("bench: a weight of the Mix is negative")
-	case c.Concurrency < 1:
-		return fmt.Errorf("bench: Concurrency is %d, must be 1 or more", c.Concurrency)
+	case c.Concurrency < 1 || c.Concurrency > mostHandlers:
+		return fmt.Errorf("bench: Concurrency is %d, must be 1 to 100,000", c.Concurrency)
 	case c.Raw != "": // it is written at the end: the whole run would be for nothing
-		if _, err := os.Stat(filepath.Dir(c.Raw)); err != nil {
+		f, err := os.OpenFile(c.Raw, os.O_CREATE|os.O_WRONLY, 0o666)
+		if err != nil {
 			return fmt.Errorf("bench: Raw: %w", err)
 		}
+		return f.Close()
 	}
 	return nil
 }

@@ -63,8 +63,8 @@ func (c SoakConfig) Validate() error {
 		return errors.New("bench: KillEvery kills the engine, so it must be one of its own")
 	case c.PayloadBytes < 3 || c.PayloadBytes > carillon.MaxPayload:
 		return fmt.Errorf("bench: PayloadBytes is %d, must be 3 to %d", c.PayloadBytes, carillon.MaxPayload)
-	case c.Concurrency < 1:
-		return fmt.Errorf("bench: Concurrency is %d, must be 1 or more", c.Concurrency)
+	case c.Concurrency < 1 || c.Concurrency > mostHandlers:
+		return fmt.Errorf("bench: Concurrency is %d, must be 1 to 100,000", c.Concurrency)
 	}
 	return nil
 }

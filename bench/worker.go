@@ -62,6 +62,9 @@ func (r *workerReport) failure() error {
 	return fmt.Errorf("bench: the worker met an error on its way: %s", r.Error)
 }
 
+// mostHandlers is how many handlers the worker of package carillon may have (carillon.WorkerOptions).
+const mostHandlers = 100_000
+
 // missingNamed is how many missing triggers a report names.
 const missingNamed = 5
 

@@ -761,6 +761,8 @@ func TestBadWorkloads(t *testing.T) {
 		"100 to 100,000":   SoakConfig{Rate: 99}.Validate(),
 		"must be 3":        SoakConfig{PayloadBytes: 2}.Validate(),
 		"Concurrency is -": SoakConfig{Concurrency: -1}.Validate(),
+		"is 100001":        SoakConfig{Concurrency: 100_001}.Validate(),
+		"is 100002":        ChurnConfig{Concurrency: 100_002}.Validate(),
 	} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%s: %v", name, err)
