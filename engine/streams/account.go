@@ -106,7 +106,7 @@ func (c Config) createError(ctx context.Context, nc *nats.Conn, want jetstream.S
 	if t.Limits.MaxStore >= 0 {
 		return fmt.Errorf("%w; the account may use %s, and %s of that are taken", err, mib(t.Limits.MaxStore), mib(max(t.Reserved, t.Store)))
 	}
-	return fmt.Errorf("%w; the servers' max_file_store leaves too little", err)
+	return fmt.Errorf("%w; the servers' max_file_store leaves too little (an embedded server's is the size of its disk, unless it is configured)", err)
 }
 
 // storage is how much all streams take when they are full, over all replicas.

@@ -152,7 +152,7 @@ func TestNoRoom(t *testing.T) {
 		"server's storage": {
 			`jetstream: {max_file_store: 300M}`,
 			Config{},
-			[]string{"CARILLON_OUT_1", "with 1 replicas and 64 MiB", "need 1 × 768 MiB", "max_file_store leaves too little"},
+			[]string{"CARILLON_OUT_1", "with 1 replicas and 64 MiB", "need 1 × 768 MiB", "max_file_store leaves too little (an embedded server's is the size of its disk"},
 		},
 		"three replicas on one server": {
 			`server_name: lonely, jetstream: {max_file_store: 10G}`,
