@@ -269,7 +269,7 @@ func (m *Member) reopen(ctx context.Context) error {
 // the bucket made anew; or something other than a node wrote it (which the watch reports); or another session has the name.
 // In the last case it returns that session's entry.
 func (m *Member) resolveConflict(ctx context.Context) (jetstream.KeyValueEntry, error) {
-	e, err := m.kv.Get(ctx, m.key)
+	e, err := m.get(ctx, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		revision, err := m.kv.Create(ctx, m.key, m.beat())
 		switch {

@@ -393,6 +393,45 @@ func TestAsksWithoutWatch(t *testing.T) {
 	natstest.Eventually(t, "it has the placement", func() bool { return m.View().Revision == placed.Revision })
 }
 
+// unheard is a bucket whose first reads of each key get no answer.
+type unheard struct {
+	jetstream.KeyValue
+	mu    sync.Mutex
+	first map[string]int // how many were made, by key
+}
+
+func (u *unheard) Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
+	u.mu.Lock()
+	u.first[key]++
+	lost := u.first[key] <= 2
+	u.mu.Unlock()
+	if lost {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	return u.KeyValue.Get(ctx, key)
+}
+
+// A read that is not answered is made again beside the first: each goes to a random replica, also to one that is out of reach.
+func TestReadAgain(t *testing.T) {
+	t.Parallel()
+	b := newHost(t).join("b")
+	b.placedFor("b")
+	o := options("a").withDefaults()
+	o.Interval, o.Bound = time.Hour, 4*time.Hour
+	m := &Member{o: o, kv: &unheard{KeyValue: b.kv, first: make(map[string]int)}, roster: newRoster("a", o.Interval, o.Bound)}
+	m.roster.beat(0, 1, said("b", b.session), true)
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		m.askOnce(t.Context())
+	}()
+	natstest.Receive(t, "the keys are read", read)
+	if m.placementRevision == 0 || m.roster.revision("b") <= 1 {
+		t.Errorf("read the placement at revision %d, and b's key at %d", m.placementRevision, m.roster.revision("b"))
+	}
+}
+
 // Garbage under the bucket's keys neither stops a member nor counts as one.
 func TestGarbage(t *testing.T) {
 	t.Parallel()

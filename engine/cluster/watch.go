@@ -100,12 +100,47 @@ func (m *Member) askOnce(ctx context.Context) {
 		slots <- struct{}{}
 		asked.Go(func() {
 			defer func() { <-slots }()
-			if e, err := m.kv.Get(ctx, key); err == nil { // after an error the next askOnce tries again
+			if e, err := m.get(ctx, key); err == nil { // after an error the next askOnce tries again
 				m.takeNewer(e)
 			}
 		})
 	}
 	asked.Wait()
+}
+
+// getAgain is how long a read waits for its answer at first before another replica is asked as well.
+const getAgain = 20 * time.Millisecond
+
+// get reads a key from any replica. nats-server sends each request to a random one, also to one on a host that was just cut off, for as long
+// as the connection between the servers stands. So others follow, after pauses that double, and the first answer counts. If only one was
+// asked, a third of the reads would take until their time is up, and live members would now and then seem dead.
+func (m *Member) get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
+	type answer struct {
+		e   jetstream.KeyValueEntry
+		err error
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answers := make(chan answer)
+	for pause := getAgain; ; pause *= 2 {
+		go func() {
+			e, err := m.kv.Get(ctx, key)
+			select {
+			case answers <- answer{e, err}:
+			case <-ctx.Done():
+			}
+		}()
+		again := time.NewTimer(pause)
+		select {
+		case a := <-answers:
+			again.Stop()
+			return a.e, a.err
+		case <-ctx.Done():
+			again.Stop()
+			return nil, ctx.Err()
+		case <-again.C:
+		}
+	}
 }
 
 // keys are the known keys of the bucket.
