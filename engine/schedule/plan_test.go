@@ -168,6 +168,24 @@ func TestCountBounds(t *testing.T) {
 	}
 }
 
+// In a zone that repeats half an hour, a fire as that begins is counted once.
+func TestCountInFold(t *testing.T) {
+	// Lord Howe's 2026-04-05 has 01:30 to 02:00 twice, the second time from 15:00 UTC of the day before.
+	const begins = 1_775_314_800_000
+	e := mustParse(t, "* 0-23 * * *", "Australia/Lord_Howe", carillon.GapShift, carillon.FoldLast)
+	if n, last, done := e.Bind(0, 0, 0, 0).Count(begins-3_600_000, begins, 99); n != 30 || last != begins || !done {
+		t.Errorf("%d fires up to %d, %t; want 30 up to %d", n, last, done, begins)
+	}
+}
+
+// Counting takes no search for each fire: it goes through what is left of an hour at once.
+func TestCountsByTheHour(t *testing.T) {
+	e := mustParse(t, "*/10 * * * *", "", carillon.GapShift, carillon.FoldFirst)
+	if n, last := e.cron.hour(7200+600, Horizon, 99); n != 4 || last != 7200+3000 {
+		t.Errorf("after the second of six fires come %d more, up to %d", n, last)
+	}
+}
+
 func TestOffset(t *testing.T) {
 	for _, c := range []struct {
 		id     string
@@ -200,8 +218,13 @@ func TestOffset(t *testing.T) {
 	}
 }
 
-// A memo that plans of one expression share changes no answer, whatever was asked before.
+// A memo that plans of one expression share changes no answer, whatever was asked before; and what it has is not searched for again.
 func TestMemo(t *testing.T) {
+	minutely := mustParse(t, "* * * * *", "", carillon.GapShift, carillon.FoldFirst).Bind(0, 0, 0, 0)
+	known := Memo{from: 10, next: 59} // no search would find that
+	if at, _ := minutely.NextWith(&known, 30_000); at != 59_000 {
+		t.Fatalf("it was searched again, and found %d", at)
+	}
 	rapid.Check(t, func(t *rapid.T) {
 		e := drawExpr(t)
 		var memo Memo
