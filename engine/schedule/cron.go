@@ -280,7 +280,7 @@ func parseDayOfWeek(item string) (monthDays, *carillon.Error) {
 			return nil, err
 		}
 		return func(first, length int) uint32 {
-			back := (first + length - 1 - weekday + 7) % 7 // days from the last such day to the month's end
+			back := (first + length - 1 - weekday) % 7 // days from the last such day to the month's end
 			return 1 << (length - 1 - back)
 		}, nil
 	}
