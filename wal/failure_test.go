@@ -225,6 +225,68 @@ func TestDiskFullAtTruncate(t *testing.T) {
 	t.Logf("%d truncations failed", failed)
 }
 
+// Once a write has failed nothing changes on disk any more, and Pebble, which is told nothing of it, finds what it wrote.
+func TestFenceIsClosed(t *testing.T) {
+	disk := vfs.NewMem()
+	var done []errorfs.Op
+	f := newFence(faultfs.Wrap(disk, func(op errorfs.Op) error {
+		if op.Kind.ReadOrWrite() == errorfs.OpIsWrite {
+			done = append(done, op)
+		}
+		return nil
+	}))
+	create := func(name string) vfs.File {
+		file, err := f.Create(name, vfs.WriteCategoryUnspecified)
+		must(t, err)
+		return file
+	}
+	size := func(name string) int64 {
+		info, err := f.Stat(name)
+		must(t, err)
+		return info.Size()
+	}
+	before := create("before")
+	_, err := before.Write([]byte("old"))
+	must(t, err)
+	f.trip(syscall.ENOSPC)
+	done = nil
+
+	_, err = before.Write([]byte("more"))
+	_, err2 := before.WriteAt([]byte("other"), 0)
+	_, err3 := before.SyncTo(3)
+	must(t, errors.Join(err, err2, err3, before.Preallocate(0, 100), before.Sync(), before.SyncData(), before.Close(),
+		f.Rename("before", "elsewhere"), f.Link("before", "link"), f.Remove("before"), f.RemoveAll("before"), f.MkdirAll("dir", 0o755)))
+	after := create("after")
+	_, err = after.Write([]byte("in memory"))
+	must(t, errors.Join(err, after.Close()))
+
+	if len(done) > 0 {
+		t.Errorf("the disk was asked for %+v", done)
+	}
+	read, err := f.Open("after")
+	must(t, err)
+	data := make([]byte, 20)
+	if n, _ := read.Read(data); string(data[:n]) != "in memory" || size("after") != int64(n) || size("before") != 3 {
+		t.Errorf("it finds %q, and files of %d and %d bytes", data[:n], size("after"), size("before"))
+	}
+	must(t, read.Close())
+}
+
+// unclosable is a file on a file system that tells of a failed write when the file is closed.
+type unclosable struct{ vfs.File }
+
+func (f unclosable) Close() error { return errors.Join(syscall.EIO, f.File.Close()) }
+
+func TestFailureOfClose(t *testing.T) {
+	f := newFence(vfs.NewMem())
+	inner, err := f.FS.Create("file", vfs.WriteCategoryUnspecified)
+	must(t, err)
+	file := &fencedFile{File: unclosable{inner}, fence: f, name: "file"}
+	must(t, file.Close())
+	wantErr(t, f.err(), ErrFailed)
+	wantErr(t, f.err(), syscall.EIO)
+}
+
 // Whoever gets the error of a failure finds Failed closed, whichever call met the failure.
 func TestFailedAtOnce(t *testing.T) {
 	for range 20_000 {
@@ -509,20 +571,53 @@ func TestLostTail(t *testing.T) {
 	if !errors.As(err, &loss) || loss.Last != 2 || loss.SyncedLast != 3 || loss.Lost != 1 || loss.Dir != opts.Dir {
 		t.Fatalf("got %+v (%v)", loss, err)
 	}
-	// The way out: open it with the loss; then all is well again.
+	// The way out: open it with the loss, which is logged; then all is well again.
+	var said bytes.Buffer
 	allow := opts
-	allow.AllowLoss = true
+	allow.AllowLoss, allow.Logger = true, slog.New(slog.NewTextHandler(&said, nil))
 	s = open(t, allow)
+	if !strings.Contains(said.String(), "lost 1 synced batches") {
+		t.Errorf("it says: %s", said.String())
+	}
 	if s.Log().Last() != 2 {
 		t.Fatalf("the log ends at %d", s.Log().Last())
 	}
 	must(t, s.Close()) // nothing was written, but opening with the loss has settled it
+	if mark, err := readMark(vfs.Default, opts.Dir); err != nil || mark.count != s.count || mark.last != 2 {
+		t.Errorf("the mark is %+v, %v; want count %d, and last 2", mark, err, s.count)
+	}
 	s = open(t, opts)
 	must(t, s.Log().Append([]Record{{3, []byte("three, from elsewhere")}}))
 	must(t, s.Close())
 	s = open(t, opts)
 	if got := contents(t, s); got[3] != "three, from elsewhere" {
 		t.Fatalf("log is %v", got)
+	}
+}
+
+// What the store keeps beside the records is checked when it opens.
+func TestBadFields(t *testing.T) {
+	for _, field := range [][2]string{
+		{string(lastKey), "short"},
+		{string(countKey), "short"},
+		{string(formatKey), ""},
+		{string(formatKey), "\x00"},
+		{string(formatKey), "\x02\x02"},
+		{string(logStart) + "\x00", "before the first"},
+		{string(logStart) + "short", "behind the last"},
+	} {
+		opts := Options{Dir: "db", FS: vfs.NewMem()}
+		s := open(t, opts)
+		must(t, s.Log().Append([]Record{{1, nil}}))
+		must(t, s.db.Set([]byte(field[0]), []byte(field[1]), pebble.Sync))
+		must(t, s.Close())
+		s, err := OpenStore(opts)
+		if err == nil {
+			_ = s.Close()
+		}
+		if !errors.Is(err, ErrCorrupt) {
+			t.Errorf("with %q under %q: %v", field[1], field[0], err)
+		}
 	}
 }
 
@@ -543,4 +638,5 @@ func TestRecordChecksum(t *testing.T) {
 	if seen != 1 {
 		t.Errorf("read %d records before the corrupt one, want 1", seen)
 	}
+	wantErr(t, s.Log().Append([]Record{{2, []byte("two")}}), ErrCorrupt) // which is no conflict
 }

@@ -35,9 +35,14 @@ func TestAppend(t *testing.T) {
 	wantErr(t, l.Append([]Record{{0, nil}}), ErrOrder)
 	extent(5, 7)
 
+	written := s.count
 	must(t, l.Append([]Record{{5, []byte("five")}, {7, []byte("seven")}})) // changes nothing
 	wantErr(t, l.Append([]Record{{6, nil}, {7, []byte("other")}, {8, nil}}), ErrConflict)
 	extent(5, 7)
+	must(t, l.Truncate(5)) // drops nothing
+	if s.count != written {
+		t.Errorf("%d batches were written although nothing changes", s.count-written)
+	}
 	_, err := l.Get(6)
 	wantErr(t, err, ErrNotFound)
 	must(t, l.Append([]Record{{3, []byte("three")}, {5, []byte("five")}, {6, []byte("six")}, {9, nil}})) // fills gaps
@@ -99,10 +104,15 @@ func TestSubmitAgain(t *testing.T) {
 
 	// Of two batches, the waiter of the earlier one may come last; it does not take back what the later one has made visible.
 	earlier, later := l.Submit([]Record{{2, nil}}), l.Submit([]Record{{3, nil}})
+	_, err := l.Get(3) // not on disk yet
+	wantErr(t, err, ErrNotFound)
 	must(t, later())
 	must(t, earlier())
 	if l.Last() != 3 {
 		t.Errorf("the log ends at %d, expected 3", l.Last())
+	}
+	if s.mark.state.count != s.count {
+		t.Errorf("the mark has count %d, and batch %d is on disk", s.mark.state.count, s.count)
 	}
 }
 

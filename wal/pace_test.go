@@ -72,6 +72,44 @@ func TestOpensBeforeCompactions(t *testing.T) {
 	}
 }
 
+// categories notes those of the tables that Pebble makes.
+type categories struct {
+	vfs.FS
+	tables chan vfs.DiskWriteCategory
+}
+
+func (c categories) Create(name string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	if strings.HasSuffix(name, ".sst") {
+		c.tables <- category
+	}
+	return c.FS.Create(name, category)
+}
+
+// Compactions rest. Flushes, for which appends may wait, only yield; the log does neither.
+func TestWhoRests(t *testing.T) {
+	rests := 0
+	p := pace{rest: func(bool) { rests++ }}
+	for c, want := range map[vfs.DiskWriteCategory]int{compacted: 1, flushed: 0} {
+		if step := p.of(c); step == nil {
+			t.Errorf("%s does not yield", c)
+		} else if step(); rests != want {
+			t.Errorf("%s rested %d times", c, rests)
+		}
+		rests = 0
+	}
+	if p.of(vfs.WriteCategoryUnspecified) != nil {
+		t.Error("the log yields")
+	}
+
+	made := categories{vfs.NewMem(), make(chan vfs.DiskWriteCategory, 1)}
+	s := open(t, Options{Dir: "db", FS: made})
+	must(t, s.Log().Append([]Record{{1, nil}}))
+	must(t, s.db.Flush())
+	if c := <-made.tables; c != flushed {
+		t.Errorf("a flush has the category %q", c)
+	}
+}
+
 // A compaction rests while it may, and is told when it may not: because level 0 has grown too deep, or the store is closing.
 func TestCompactionsRest(t *testing.T) {
 	resting, goOn := make(chan bool), make(chan struct{})

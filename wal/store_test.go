@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -105,6 +106,37 @@ func TestCloseEndsRead(t *testing.T) {
 	})
 	wantErr(t, err, ErrClosed)
 	must(t, <-closed)
+}
+
+// Close waits for a snapshot, which learns of it, and leaves no file open.
+func TestCloseWaitsForSnapshot(t *testing.T) {
+	fs := vfs.NewMem()
+	s := open(t, Options{Dir: "db", FS: fs})
+	v, err := s.Snapshot()
+	must(t, err)
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	for s.Metrics() != nil {
+		runtime.Gosched()
+	}
+	for range 10_000 {
+		runtime.Gosched()
+	}
+	wantErr(t, v.Next(), ErrClosed)
+	if len(closed) > 0 {
+		t.Error("the store closed beside a snapshot")
+	}
+	must(t, v.Close())
+	must(t, <-closed)
+
+	fs.UseWindowsSemantics(true) // a file that is open cannot be removed
+	files, err := fs.List("db")
+	must(t, err)
+	for _, name := range files {
+		if info, err := fs.Stat("db/" + name); err != nil || !info.IsDir() {
+			must(t, errors.Join(err, fs.Remove("db/"+name)))
+		}
+	}
 }
 
 // Directories of a store on disk are closed to others than its user and group.
@@ -251,9 +283,7 @@ func TestLostMarker(t *testing.T) {
 // The same if SYNCED is gone, too, and the file that tells Pebble's format: what is left shows that this was a store. Only a directory
 // in which a store was begun is taken for a new one.
 func TestLostMarkers(t *testing.T) {
-	opts := Options{Dir: "db", FS: vfs.NewMem()}
-	storeFile(t, opts, "*.sst")
-	removed := func(pattern string) {
+	removed := func(opts Options, pattern string) {
 		files, err := opts.FS.List(opts.Dir)
 		must(t, err)
 		for _, name := range files {
@@ -262,17 +292,20 @@ func TestLostMarkers(t *testing.T) {
 			}
 		}
 	}
-	removed("marker.*")
-	removed(syncedFile)
-	for _, pattern := range []string{"", "*.log"} {
-		removed(pattern)
+	var opts Options
+	for _, pattern := range []string{"", "*.sst", "*.log"} {
+		opts = Options{Dir: "db", FS: vfs.NewMem()}
+		storeFile(t, opts, "*.sst")
+		removed(opts, "marker.*")
+		removed(opts, syncedFile)
+		removed(opts, pattern)
 		_, err := OpenStore(opts)
 		wantErr(t, err, ErrCorrupt)
 		if err == nil || !strings.Contains(err.Error(), "marker.manifest") {
 			t.Error(err)
 		}
 	}
-	removed("*.sst")
+	removed(opts, "*.sst")
 	s := open(t, opts)
 	if got := contents(t, s); len(got) > 0 {
 		t.Errorf("it has %v", got)
@@ -378,6 +411,38 @@ func TestLostFiles(t *testing.T) {
 	wantErr(t, err, ErrCorrupt)
 }
 
+// A mark that cannot be read is refused, because without it nothing shows a loss. One that is gone, or was never written, is not.
+func TestBadMark(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	good := encodeMark(markState{count: 1})
+	flipped := bytes.Clone(good)
+	flipped[20] ^= 1
+	for _, c := range []struct {
+		mark []byte
+		want error
+	}{
+		{flipped, ErrCorrupt},
+		{good[:markSize-1], ErrCorrupt},
+		{append(bytes.Clone(good), 0), ErrCorrupt},
+		{append([]byte{markVersion + 1}, good[1:]...), ErrVersion},
+		{nil, nil},
+	} {
+		path := storeFile(t, opts, syncedFile)
+		f, err := opts.FS.Create(path, vfs.WriteCategoryUnspecified)
+		must(t, err)
+		_, err = f.Write(c.mark)
+		must(t, errors.Join(err, f.Close()))
+		s, err := OpenStore(opts)
+		if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), path) {
+			t.Errorf("with the mark % x: %v, want %v", c.mark, err, c.want)
+		}
+		if err == nil {
+			must(t, s.Close())
+		}
+		must(t, opts.FS.Remove(path))
+	}
+}
+
 // tableKeys are the keys of the room that is used for tables here.
 func tableKeys(t *testing.T, s *Store) (keys []string) {
 	t.Helper()
@@ -421,6 +486,13 @@ func TestTablesDelete(t *testing.T) {
 	if got := tableKeys(t, s); got != nil {
 		t.Errorf("keys %q are left", got)
 	}
+	// One that lies over what is in the memtable does not wait in Pebble's log for its flush: a loss there would go unnoticed.
+	must(t, s.Update(func(b *pebble.Batch) error { return b.Set([]byte("tf"), nil, nil) }))
+	ingest(func(tb *SSTable) { must(t, tb.Delete([]byte("tf"))) })
+	must(t, s.db.Flush())
+	if late := s.Metrics().Flush.AsIngestCount; late > 0 {
+		t.Errorf("%d tables were in the log only", late)
+	}
 }
 
 // A store of tables answers from filters, in the bottom level, too, and is otherwise a store like that of a log.
@@ -459,6 +531,35 @@ func TestTableProfile(t *testing.T) {
 	s = open(t, opts)
 	if d := contents(t, s); d[1] != "x" {
 		t.Errorf("log holds %v", d)
+	}
+}
+
+// Nothing of an update is written if what fills it fails.
+func TestUpdateGivenUp(t *testing.T) {
+	s := open(t, Options{Dir: "db", FS: vfs.NewMem()})
+	given := errors.New("given up")
+	wantErr(t, s.Update(func(b *pebble.Batch) error { return errors.Join(b.Set([]byte("ta"), nil, nil), given) }), given)
+	must(t, s.Update(func(b *pebble.Batch) error { return b.Set([]byte("tb"), nil, nil) }))
+	if got := tableKeys(t, s); fmt.Sprint(got) != "[tb]" {
+		t.Errorf("keys %q, want tb", got)
+	}
+}
+
+// A table takes keys and ranges only in their order.
+func TestTableOrder(t *testing.T) {
+	s := open(t, Options{Dir: "db", FS: vfs.NewMem()})
+	for what, write := range map[string]func(*SSTable) error{
+		"a pair":     func(tb *SSTable) error { return tb.Set([]byte("ta"), nil) },
+		"a deletion": func(tb *SSTable) error { return tb.Delete([]byte("ta")) },
+		"a range":    func(tb *SSTable) error { return tb.DeleteRange([]byte("ta"), []byte("tb")) },
+	} {
+		tb, err := s.NewSSTable()
+		must(t, err)
+		must(t, errors.Join(tb.Set([]byte("tb"), nil), tb.DeleteRange([]byte("tb"), []byte("tc"))))
+		if write(tb) == nil {
+			t.Errorf("%s is taken out of order", what)
+		}
+		_ = tb.Close() // it has failed
 	}
 }
 
