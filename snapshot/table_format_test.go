@@ -50,6 +50,8 @@ func TestTableGolden(t *testing.T) {
 	if base != (Checkpoint{9, 258}) {
 		t.Errorf("decoded %v", base)
 	}
+	_, err = decodeHeader(appendHeader(nil, Checkpoint{Position: 258})) // the ID of none
+	wantErr(t, err, wal.ErrCorrupt)
 }
 
 const goldenValue = "68 65 6c 6c 6f 47 a9 bf 94"

@@ -649,6 +649,14 @@ func TestTableChecksum(t *testing.T) {
 	}))
 	_, err = table.List(3)
 	wantErr(t, err, wal.ErrCorrupt)
+	for _, unknown := range []string{"", "\x07", "\x00more"} {
+		must(t, store.Update(func(b *pebble.Batch) error {
+			return b.Set(undo, appendChecksum(append(bytes.Clone(undo), unknown...))[len(undo):], nil)
+		}))
+		if _, err = table.List(3); !errors.Is(err, wal.ErrCorrupt) || !strings.Contains(err.Error(), "undo of checkpoint 1") {
+			t.Errorf("an undo that holds %q: %v", unknown, err)
+		}
+	}
 
 	header := appendTableKey(nil, 4, roomBase, []byte{headerKey})
 	must(t, store.Update(func(b *pebble.Batch) error {
@@ -845,6 +853,30 @@ func TestTableMisuse(t *testing.T) {
 	wantErr(t, err, wal.ErrClosed)
 	_, err = table.Begin(1)
 	wantErr(t, err, wal.ErrClosed)
+}
+
+// A room is appended to also as long as it has something to delete that the checkpoint before gave up.
+func TestTableRoomStaysAppending(t *testing.T) {
+	table := OpenTable(open(t, tableOptions(vfs.NewMem())))
+	for p, giveUp := range []func(*Build){
+		func(b *Build) { b.Drop('s', []byte("a")) },
+		func(b *Build) { b.Cut('s', []byte("b")) },
+	} {
+		commit := func(gather func(*Build)) error {
+			b, err := table.Begin(uint16(p))
+			must(t, err)
+			b.State(1, nil)
+			gather(b)
+			_, err = b.Commit()
+			return err
+		}
+		must(t, commit(func(b *Build) { b.Append('s', []byte("a"), nil) }))
+		must(t, commit(giveUp))
+		change := func(b *Build) { b.Change('s', []byte("c"), nil, []byte("x")) }
+		if err := commit(change); err == nil || !strings.Contains(err.Error(), "changed and appended to") {
+			t.Errorf("changed while it has something to delete: %v", err)
+		}
+	}
 }
 
 func TestTableFirst(t *testing.T) {
