@@ -355,6 +355,21 @@ func TestBucketIsChecked(t *testing.T) {
 	}
 }
 
+// How long beats have failed counts from the last one that was stored, and is over with the next.
+func TestBeatsFailing(t *testing.T) {
+	m := &Member{start: time.Now().Add(-time.Hour)}
+	m.stored(1)
+	if since, err := m.BeatsFailing(); since != 0 || err != nil {
+		t.Errorf("%v, %v, and none has failed", since, err)
+	}
+	m.start = m.start.Add(-time.Minute)
+	refused := errors.New("refused")
+	m.failed.Store(&refused)
+	if since, err := m.BeatsFailing(); since < time.Minute || since > 30*time.Minute || !errors.Is(err, refused) {
+		t.Errorf("%v, %v; a minute ago the last one was stored", since, err)
+	}
+}
+
 // lateSight is a JetStream of several servers whose leader hears of a new bucket only after some questions.
 type lateSight struct {
 	jetstream.JetStream
@@ -421,6 +436,10 @@ func TestOptionsAreChecked(t *testing.T) {
 		if err := o.Validate(); err != nil {
 			t.Errorf("%+v: %v", o, err)
 		}
+	}
+	o := Options{Replicas: 3}.withDefaults()
+	if o.Bucket != "CARILLON_NODES" || o.MakeReplicas != 3 || o.Weight != 1 || o.Standbys != 1 || o.Interval != 200*time.Millisecond || o.Bound != 800*time.Millisecond {
+		t.Errorf("defaults are %+v", o)
 	}
 	bad := options("a.b")
 	if _, err := Join(t.Context(), nil, bad); err == nil {

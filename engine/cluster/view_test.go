@@ -1,6 +1,9 @@
 package cluster
 
-import "testing"
+import (
+	"slices"
+	"testing"
+)
 
 func follows(name string, position, epoch uint64) Beat {
 	return Beat{Node: Node{Name: name}, Session: "s", Report: Report{Partitions: []Progress{{Partition: 0, Position: position, Epoch: epoch}}}}
@@ -59,5 +62,33 @@ func TestClaimant(t *testing.T) {
 	}
 	if got := (View{Members: []Beat{idle("a")}}).Claimant(0, 5); got != "" {
 		t.Errorf("without a placement: %q", got)
+	}
+	v := View{Placement: placement}
+	if got, beyond := v.Standbys(0), v.Standbys(1); !slices.Equal(got, []string{"b", "c"}) || beyond != nil {
+		t.Errorf("the standbys are %q, and of a partition without an assignment %q", got, beyond)
+	}
+}
+
+// What a member is makes a new view; figures, which change all the time, do not.
+func TestSameBeats(t *testing.T) {
+	for what, change := range map[string]func(*Beat){
+		"name":     func(b *Beat) { b.Name = "b" },
+		"weight":   func(b *Beat) { b.Weight++ },
+		"zone":     func(b *Beat) { b.Zone = "attic" },
+		"session":  func(b *Beat) { b.Session = "other" },
+		"version":  func(b *Beat) { b.Version = "2" },
+		"standbys": func(b *Beat) { b.Standbys++ },
+		"draining": func(b *Beat) { b.Draining = true },
+	} {
+		b := follows("a", 1, 7) // without a weight, as a draining one counts
+		changed := b
+		if change(&changed); b.sameAs(&changed) {
+			t.Errorf("%s changes, and no view", what)
+		}
+	}
+	b, later := follows("a", 1, 7), follows("a", 2, 7)
+	later.ClockOffsetMS, later.Needs = 3, 4
+	if !b.sameAs(&later) {
+		t.Error("figures make a new view")
 	}
 }

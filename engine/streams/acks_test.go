@@ -102,6 +102,24 @@ func TestLookIsNotPutOff(t *testing.T) {
 	}
 }
 
+// A publish that fails because there is no connection is told from one that can never be sent.
+func TestSendErrors(t *testing.T) {
+	for _, err := range []error{
+		ErrDisconnected, nats.ErrReconnectBufExceeded, nats.ErrConnectionClosed, nats.ErrConnectionReconnecting, nats.ErrConnectionDraining,
+		nats.ErrDisconnected,
+	} {
+		if got := sendError(err); !errors.Is(got, ErrDisconnected) || !errors.Is(got, err) {
+			t.Errorf("%v becomes %v", err, got)
+		}
+	}
+	if got := sendError(nats.ErrMaxPayload); !errors.Is(got, nats.ErrMaxPayload) || errors.Is(got, ErrDisconnected) {
+		t.Errorf("what is too large: %v", got)
+	}
+	if got := sendError(nil); got != nil {
+		t.Error(got)
+	}
+}
+
 // A question that is lost is asked again.
 func TestAskedAgain(t *testing.T) {
 	h := newHost(t)

@@ -15,6 +15,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 var errEnough = errors.New("enough")
@@ -990,6 +992,64 @@ func TestReadBesideLateConsumer(t *testing.T) {
 		come("records come by that", n*(2*scanFew+10)+10)
 	}
 	end()
+}
+
+// A consumer that was heard and then is silent is given up after four heartbeats, and after two the stream is asked. One that was not
+// made yet is waited for.
+func TestSilentConsumer(t *testing.T) {
+	s := &session{reader: &reader{}, ask: time.NewTicker(time.Hour)}
+	defer s.ask.Stop()
+	beats := func(n int) {
+		t.Helper()
+		for range n {
+			if err := s.checkSilent(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	beats(10)
+	s.heard()
+	beats(4)
+	natstest.Receive(t, "the stream is asked", s.ask.C)
+	s.heard()
+	beats(4)
+	if err := s.checkSilent(); !errors.Is(err, errReset) {
+		t.Errorf("after the fifth heartbeat that did not come: %v", err)
+	}
+}
+
+// A consumer is late if it has not sent by the next look what the stream had by the last one, and nothing waits to be read. One that stays
+// late for two seconds is given up.
+func TestLateConsumer(t *testing.T) {
+	s := &session{
+		reader: &reader{known: func() uint64 { return 10 }, lastSent: 9},
+		ask:    time.NewTicker(time.Hour), queue: make(chan *nats.Msg, 1), running: true,
+	}
+	defer s.ask.Stop()
+	look := func(what string, late bool) {
+		t.Helper()
+		if err := s.checkLate(); err != nil || s.late != late {
+			t.Fatalf("%s: %v; late: %t", what, err, s.late)
+		}
+	}
+	look("the first look", false)
+	s.queue <- nil
+	look("something waits to be read", false)
+	<-s.queue
+	look("message 10 has not come", true)
+	natstest.Receive(t, "the stream is asked", s.ask.C)
+	look("it is late for the second time", true)
+	s.since = s.since.Add(-lateMost - 1)
+	s.running = false
+	look("the consumer is not made yet", true)
+	s.running, s.lastSent = true, 10
+	look("it has come", false)
+	s.lastSent = 9
+	look("late again", true)
+	s.since = s.since.Add(-lateMost - 1)
+	if err := s.checkLate(); !errors.Is(err, errReset) {
+		t.Errorf("late for more than two seconds: %v", err)
+	}
 }
 
 // Await waits for the end of an election, but returns at once if there will never be a leader.
