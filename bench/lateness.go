@@ -75,7 +75,7 @@ func (c LatenessConfig) Validate() error {
 		return fmt.Errorf("bench: a weight of the Mix is negative")
 	case c.Concurrency < 1 || c.Concurrency > mostHandlers:
 		return fmt.Errorf("bench: Concurrency is %d, must be 1 to 100,000", c.Concurrency)
-	case c.Raw != "": // it is written at the end: the whole run would be for nothing
+	case c.Raw != "": // it is written at the end, so it is made now: otherwise the whole run might be for nothing
 		f, err := os.OpenFile(c.Raw, os.O_CREATE|os.O_WRONLY, 0o666)
 		if err != nil {
 			return fmt.Errorf("bench: Raw: %w", err)

@@ -277,6 +277,7 @@ type unclosable struct{ vfs.File }
 
 func (f unclosable) Close() error { return errors.Join(syscall.EIO, f.File.Close()) }
 
+// A failure that only closing a file tells fails the store, too; Pebble is told nothing of it.
 func TestFailureOfClose(t *testing.T) {
 	f := newFence(vfs.NewMem())
 	inner, err := f.FS.Create("file", vfs.WriteCategoryUnspecified)
@@ -613,7 +614,7 @@ func TestBadFields(t *testing.T) {
 		must(t, s.Close())
 		s, err := OpenStore(opts)
 		if err == nil {
-			_ = s.Close()
+			_ = s.Close() // the test has failed
 		}
 		if !errors.Is(err, ErrCorrupt) {
 			t.Errorf("with %q under %q: %v", field[1], field[0], err)

@@ -112,8 +112,8 @@ func (m *Member) askOnce(ctx context.Context) {
 const getAgain = 20 * time.Millisecond
 
 // get reads a key from any replica. nats-server sends each request to a random one, also to one on a host that was just cut off, for as long
-// as the connection between the servers stands. So others follow, after pauses that double, and the first answer counts. If only one was
-// asked, a third of the reads would take until their time is up, and live members would now and then seem dead.
+// as the connection between the servers stands. So others follow, after pauses that double, and the first answer counts. If only one of three
+// was asked, a third of the reads would take until their time is up, and live members would now and then seem dead.
 func (m *Member) get(ctx context.Context, key string) (jetstream.KeyValueEntry, error) {
 	type answer struct {
 		e   jetstream.KeyValueEntry

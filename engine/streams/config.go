@@ -77,7 +77,7 @@ const (
 	// directTimeout bounds a direct get, which is used if the API does not answer. If it fails, the caller asks again.
 	directTimeout = time.Second
 	directAgain   = 20 * time.Millisecond // until another replica is asked, at first
-	directTries   = 8                     // so many replicas must say that they do not have the message
+	directTries   = 8                     // the last answer counts, even if it is that there is no such message
 )
 
 func (c Config) withDefaults() Config {

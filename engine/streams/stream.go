@@ -119,9 +119,9 @@ func (s *stream) ask(ctx context.Context, subject string, body []byte) (*nats.Ms
 	return s.askUntil(ctx, subject, body, askAgain, func(*nats.Msg) bool { return true })
 }
 
-// askUntil sends a request again and again until there is an answer that will do: at once after one that will not, and else after a pause,
+// askUntil sends a request again and again until there is an answer that is accepted: at once after one that is not, and else after a pause,
 // which doubles until it is askAgain.
-func (s *stream) askUntil(ctx context.Context, subject string, body []byte, pause time.Duration, will func(*nats.Msg) bool) (*nats.Msg, error) {
+func (s *stream) askUntil(ctx context.Context, subject string, body []byte, pause time.Duration, accept func(*nats.Msg) bool) (*nats.Msg, error) {
 	type answer struct {
 		m   *nats.Msg
 		err error
@@ -141,7 +141,7 @@ func (s *stream) askUntil(ctx context.Context, subject string, body []byte, paus
 		select {
 		case a := <-answers:
 			again.Stop()
-			if a.err != nil || will(a.m) {
+			if a.err != nil || accept(a.m) {
 				return a.m, a.err
 			}
 		case <-ctx.Done():
@@ -379,12 +379,10 @@ func (s *stream) direct(ctx context.Context, seq uint64) (Message, error) {
 	if err != nil {
 		return Message{}, err
 	}
-	lacking := 0
+	answers := 0
 	m, err := s.askUntil(ctx, apiPrefix+directGet+s.name, body, directAgain, func(m *nats.Msg) bool {
-		if lacking++; lacking == directTries {
-			return true
-		}
-		return !lacksMessage(m)
+		answers++
+		return !lacksMessage(m) || answers == directTries
 	})
 	if err != nil {
 		return Message{}, fmt.Errorf("streams: %s%s: %w", directGet, s.name, sendError(err))
