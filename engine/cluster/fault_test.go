@@ -231,6 +231,43 @@ func TestPlacementPurged(t *testing.T) {
 	b.placedFor("a", "b")
 }
 
+// However often a watch is asked to begin again, it first reads all that the bucket has. Otherwise, while a placement cannot be written
+// because the one before was purged, none would ever get so far as to find that.
+func TestWatchReadsAllFirst(t *testing.T) {
+	t.Parallel()
+	h := newHost(t)
+	js, _ := h.connect()
+	o := options("a").withDefaults()
+	kv, _, err := openBucket(t.Context(), js, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 { // one that ends too early may have read all by chance
+		m := &Member{
+			o: o, js: js, kv: kv, roster: newRoster("a", o.Interval, o.Bound), start: time.Now(), placementRevision: 125,
+			renewed: make(chan struct{}, 1), views: make(chan View, 1), known: make(chan struct{}), kick: make(chan struct{}, 1),
+		}
+		ended := make(chan struct{})
+		var asks sync.WaitGroup
+		asks.Go(func() {
+			for {
+				select {
+				case <-ended:
+					return
+				case m.renewed <- struct{}{}:
+				}
+			}
+		})
+		err = m.watchOnce(t.Context())
+		close(ended)
+		asks.Wait()
+		if !m.watched || m.placementRevision != 0 {
+			t.Fatalf("a watch of a bucket without a placement ended with %v; it had read all: %t, the placement's revision is %d",
+				err, m.watched, m.placementRevision)
+		}
+	}
+}
+
 // A member that joins when a bucket was just made anew, and finds the placement but not yet the keys of those it was made for, gives
 // them a bound to write these. A member whose key was removed has left, and is not waited for.
 func TestPlacesForThoseWhoseKeysAreLost(t *testing.T) {

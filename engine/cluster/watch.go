@@ -30,12 +30,17 @@ func (m *Member) watch(ctx context.Context) {
 func (m *Member) watchOnce(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	select {
+	case <-m.renewed: // this watch is what was asked for
+	default:
+	}
 	w, err := m.kv.WatchAll(ctx)
 	if err != nil {
 		return err
 	}
 	defer dismiss(w)
 	first, placement := true, false
+	var renewed chan struct{} // m.renewed once all was read: placeLoop asks every interval, and would never let a watch get that far
 	m.echoAt.Store(int64(m.now()))
 	ticker := time.NewTicker(m.o.Bound)
 	defer ticker.Stop()
@@ -43,7 +48,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-m.renewed:
+		case <-renewed:
 			return errors.New("the bucket was made anew, or keys were purged from it")
 		case <-ticker.C:
 			if m.unheard() > m.o.Bound {
@@ -55,7 +60,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 				return errors.New("it ended")
 			case e == nil:
 				m.noteLoaded(placement)
-				first = false
+				first, renewed = false, m.renewed
 			default:
 				placement = placement || e.Key() == placementKey
 				if m.take(e, first) {
