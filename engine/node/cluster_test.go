@@ -765,6 +765,12 @@ func TestDiverged(t *testing.T) {
 	eventually(t, "a serves", func() bool { return owners(status(t, c))[0] == "a" })
 	put(t, c, carillon.Job{ID: "wrong", Schedule: "@every 5ms"})
 	put(t, c, beat)
+	last := logState(t, jetStream(t, nc)).State.LastSeq
+	eventually(t, "b has the log so far", func() bool {
+		nodes := status(t, c).Nodes
+		i := slices.IndexFunc(nodes, func(n carillon.NodeStatus) bool { return n.Node == "b" })
+		return i >= 0 && nodes[i].Position >= last
+	})
 	f.nodes["b"].kill()
 	rewriteLog(t, f.settings["b"].Data, func(r *engine.Record) bool {
 		was := string(r.Data)

@@ -62,30 +62,63 @@ func Receive[T any](t testing.TB, what string, from <-chan T) (value T) {
 const (
 	firstPort = 20_000
 	lastPort  = 32_000
+	blockSize = 100
 )
 
-// given are the ports that tests of this process have been given. A test may not listen on its port yet, or not at the moment.
-var given sync.Map
+// ports are those that this process may give to its tests. They come in blocks. A process takes a block by listening on its first port for
+// as long as it lives, so that tests of other processes get none of it, not even a port on which nobody listens yet, or at the moment.
+var ports struct {
+	sync.Mutex
+	free   []int
+	blocks []net.Listener
+}
 
-// FreePort returns a port of 127.0.0.1 on which nobody listens at the moment. Until the caller uses it, no connection gets it as its own
-// port, and no other test of this process gets it.
+// FreePort returns a port of 127.0.0.1 on which nobody listens at the moment. Until the test ends, no connection gets it as its own
+// port, and no other test gets it.
 func FreePort(t testing.TB) int {
 	t.Helper()
+	ports.Lock()
+	defer ports.Unlock()
 	for {
-		port := firstPort + rand.IntN(lastPort-firstPort)
-		if _, taken := given.LoadOrStore(port, true); taken {
-			continue
+		if len(ports.free) == 0 {
+			takeBlock(t)
 		}
-		t.Cleanup(func() { given.Delete(port) })
+		port := ports.free[0]
+		ports.free = ports.free[1:]
 		l, err := net.Listen("tcp", local(port))
 		switch {
 		case err == nil:
 			l.Close()
+			t.Cleanup(func() {
+				ports.Lock()
+				defer ports.Unlock()
+				ports.free = append(ports.free, port)
+			})
 			return port
 		case !errors.Is(err, syscall.EADDRINUSE):
 			t.Fatal(err)
 		}
 	}
+}
+
+// takeBlock takes a block at random, of those that no process has.
+func takeBlock(t testing.TB) {
+	t.Helper()
+	for _, i := range rand.Perm((lastPort - firstPort) / blockSize) {
+		first := firstPort + i*blockSize
+		l, err := net.Listen("tcp", local(first))
+		switch {
+		case err == nil:
+			ports.blocks = append(ports.blocks, l)
+			for port := first + 1; port < first+blockSize; port++ {
+				ports.free = append(ports.free, port)
+			}
+			return
+		case !errors.Is(err, syscall.EADDRINUSE):
+			t.Fatal(err)
+		}
+	}
+	t.Fatalf("other processes have all ports from %d to %d", firstPort, lastPort)
 }
 
 // FreeAddress returns an address with a port from FreePort.
