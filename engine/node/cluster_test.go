@@ -714,26 +714,28 @@ func TestNameTaken(t *testing.T) {
 	first.terminate(t)
 }
 
-// rewriteLog changes records of a stopped node's local log. It writes the log anew, so the checksums are right.
+// rewriteLog changes a record of a stopped node's local log, and ends the log with it: what follows might already tell that it is wrong. It
+// writes the log anew, so the checksums are right.
 func rewriteLog(t testing.TB, data string, change func(r *engine.Record) bool) {
 	t.Helper()
 	store := openStore(t, data, "log")
 	var records []wal.Record
-	changed := 0
+	changed := false
 	if err := store.Log().Read(1, func(stored wal.Record) error {
+		if changed {
+			return nil
+		}
 		r, err := engine.DecodeRecord(stored.Seq, slices.Clone(stored.Data))
 		if err != nil {
 			return err
 		}
-		if change(&r) {
-			changed++
-		}
+		changed = change(&r)
 		records = append(records, wal.Record{Seq: stored.Seq, Data: engine.AppendRecord(nil, &r)})
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if changed == 0 {
+	if !changed {
 		t.Fatal("there was nothing to change")
 	}
 	if err := store.Close(); err != nil {
