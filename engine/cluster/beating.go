@@ -157,7 +157,7 @@ func (m *Member) beatLoop(ctx context.Context) {
 
 // takeBack writes a beat behind one of another session. If that goes on beating, the next beat of this one finds out.
 func (m *Member) takeBack(ctx context.Context, e jetstream.KeyValueEntry) {
-	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	brief, cancel := m.brief(ctx)
 	defer cancel()
 	revision, err := m.kv.Update(brief, m.key, m.beat(), e.Revision())
 	if err == nil {
@@ -198,14 +198,25 @@ func (m *Member) end(err error) {
 	m.stop()
 }
 
-// beatOnce writes a beat behind the one before. If another session has written the key, it returns that entry. It waits for an
-// answer no longer than half the bound, so that a dying server which does not answer does not make the member look dead.
+// brief bounds the wait for one answer: a dying server which does not answer must not make the member look dead.
+func (m *Member) brief(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, m.o.Bound/2)
+}
+
+// create makes a key. If it was there and was deleted, that takes the library three requests, each of which may take as long as any other.
+func (m *Member) create(ctx context.Context, key string, data []byte) (revision uint64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 3*m.o.Bound/2)
+	defer cancel()
+	return m.kv.Create(ctx, key, data)
+}
+
+// beatOnce writes a beat behind the one before. If another session has written the key, it returns that entry.
 func (m *Member) beatOnce(ctx context.Context) (jetstream.KeyValueEntry, error) {
-	brief, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	brief, cancel := m.brief(ctx)
 	defer cancel()
 	revision, err := m.kv.Update(brief, m.key, m.beat(), m.revision)
 	if conflict(err) {
-		return m.resolveConflict(brief)
+		return m.resolveConflict(ctx)
 	}
 	if err != nil {
 		if m.looking.CompareAndSwap(false, true) { // in a goroutine: while there is no leader, nobody answers it
@@ -233,7 +244,7 @@ func (m *Member) removeAbandoned(ctx context.Context) error {
 	if !found || len(live) == 0 || live[0].Name != m.o.Name {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	ctx, cancel := m.brief(ctx)
 	defer cancel()
 	err := m.kv.Delete(ctx, nodePrefix+name, jetstream.LastRevision(revision))
 	switch {
@@ -254,12 +265,13 @@ func (m *Member) stored(revision uint64) {
 	m.putAt.Store(int64(m.now()))
 }
 
-// reopen makes the bucket again if it is gone. Its content comes back: members write their beats, and the placement from memory.
+// reopen makes the bucket again if it is gone. Its content comes back: members write their beats, and the placement from memory. That takes
+// four requests, one after the other, so it has the time of four answers.
 func (m *Member) reopen(ctx context.Context) error {
 	if !m.js.Conn().IsConnected() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	ctx, cancel := context.WithTimeout(ctx, 2*m.o.Bound)
 	defer cancel()
 	_, _, err := openBucket(ctx, m.js, m.o)
 	return err
@@ -267,11 +279,14 @@ func (m *Member) reopen(ctx context.Context) error {
 
 // resolveConflict finds out why the key has another revision. Either a beat was stored and its answer was lost; or the key was removed or
 // the bucket made anew; or something other than a node wrote it (which the watch reports); or another session has the name.
-// In the last case it returns that session's entry.
+// In the last case it returns that session's entry. Each request has a time of its own: if all had to be answered within that of one, a
+// member whose requests take longer than a third of it would never beat again once an answer was lost.
 func (m *Member) resolveConflict(ctx context.Context) (jetstream.KeyValueEntry, error) {
-	e, err := m.get(ctx, m.key)
+	reading, cancel := m.brief(ctx)
+	defer cancel()
+	e, err := m.get(reading, m.key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
-		revision, err := m.kv.Create(ctx, m.key, m.beat())
+		revision, err := m.create(ctx, m.key, m.beat())
 		switch {
 		case err == nil:
 			m.stored(revision)
@@ -288,7 +303,9 @@ func (m *Member) resolveConflict(ctx context.Context) (jetstream.KeyValueEntry, 
 		return e, nil
 	}
 	m.revision = e.Revision()
-	switch revision, err := m.kv.Update(ctx, m.key, m.beat(), m.revision); { // at once: others are waiting for a beat
+	writing, cancel := m.brief(ctx)
+	defer cancel()
+	switch revision, err := m.kv.Update(writing, m.key, m.beat(), m.revision); { // at once: others are waiting for a beat
 	case err == nil:
 		m.stored(revision)
 	case !conflict(err): // after a conflict the next beat tries again: the read was from a replica that is behind

@@ -70,16 +70,18 @@ func (m *Member) writePlacement(ctx context.Context, p storedPlacement, behind u
 	if err != nil {
 		panic(err) // cannot fail: strings and numbers
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
-	defer cancel()
 	var revision uint64
 	if behind == 0 {
-		revision, err = m.kv.Create(ctx, placementKey, data) // works even if the key was deleted before
+		revision, err = m.create(ctx, placementKey, data) // works even if the key was deleted before
 	} else {
-		revision, err = m.kv.Update(ctx, placementKey, data, behind)
+		writing, cancel := m.brief(ctx)
+		defer cancel()
+		revision, err = m.kv.Update(writing, placementKey, data, behind)
 	}
 	if conflict(err) { // the watch will show what was written instead, or that the bucket is another one, but not that the key was purged
-		if _, err := m.kv.Get(ctx, placementKey); errors.Is(err, jetstream.ErrKeyNotFound) {
+		reading, cancel := m.brief(ctx)
+		defer cancel()
+		if _, err := m.kv.Get(reading, placementKey); errors.Is(err, jetstream.ErrKeyNotFound) {
 			m.rewatch()
 		}
 		return nil

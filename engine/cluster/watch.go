@@ -97,7 +97,7 @@ const askedAtOnce = 16
 
 // askOnce reads the placement and the key of each known member. It does not find members that join meanwhile.
 func (m *Member) askOnce(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, m.o.Bound/2)
+	ctx, cancel := m.brief(ctx)
 	defer cancel()
 	var asked sync.WaitGroup
 	slots := make(chan struct{}, askedAtOnce)
