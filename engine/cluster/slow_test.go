@@ -2,6 +2,8 @@ package cluster
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -213,6 +215,84 @@ func TestBucketIsMadeWhereRequestsAreSlow(t *testing.T) {
 		defer b.mu.Unlock()
 		if err != nil || !api.made {
 			t.Errorf("%v; it was made: %t", err, api.made)
+		}
+	})
+}
+
+// WatchAll delivers the keys in order of revisions, each in the time of a request, and behind as many as there were at first nil.
+func (b *slowBucket) WatchAll(ctx context.Context, _ ...jetstream.WatchOpt) (jetstream.KeyWatcher, error) {
+	b.mu.Lock()
+	pending := len(b.keys)
+	b.mu.Unlock()
+	w := slowWatch{updates: make(chan jetstream.KeyValueEntry)}
+	deliver := func(e jetstream.KeyValueEntry) {
+		select {
+		case w.updates <- e:
+		case <-ctx.Done():
+		}
+	}
+	go func() {
+		defer close(w.updates)
+		for read := uint64(0); ctx.Err() == nil; {
+			next, _ := slowly(ctx, b, func() (next *slowEntry, _ error) {
+				for _, e := range b.keys {
+					if e.revision > read && (next == nil || e.revision < next.revision) {
+						next = e
+					}
+				}
+				return next, nil
+			})
+			if next == nil {
+				continue
+			}
+			deliver(next)
+			if read, pending = next.revision, pending-1; pending == 0 {
+				deliver(nil)
+			}
+		}
+	}()
+	return w, nil
+}
+
+type slowWatch struct {
+	jetstream.KeyWatcher
+	updates chan jetstream.KeyValueEntry
+}
+
+func (w slowWatch) Updates() <-chan jetstream.KeyValueEntry { return w.updates }
+func (slowWatch) Stop() error                               { return nil }
+
+// A watch that needs far longer than the bound to read the whole bucket does so, although own beats do not come back before that.
+func TestLargeBucketIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSlowBucket(options("a").withDefaults())
+		for i := range 20 {
+			name := fmt.Sprintf("b%d", i)
+			beat, err := json.Marshal(said(name, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, _ = b.put(nodePrefix+name, beat, 0, false)
+		}
+		m := slowMember(b)
+		ctx, stop := context.WithCancel(t.Context())
+		var work sync.WaitGroup
+		defer work.Wait()
+		defer stop()
+		work.Go(func() { m.watch(ctx) })
+		work.Go(func() {
+			for ; ctx.Err() == nil; _ = sleep(ctx, m.o.Interval) { // beats that are stored at once
+				b.mu.Lock()
+				revision, _ := b.put(m.key, m.beat(), m.revision, false)
+				b.mu.Unlock()
+				m.stored(revision)
+			}
+		})
+		_ = sleep(ctx, time.Minute)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if !m.watched || len(m.roster.members) != 21 {
+			t.Errorf("after a minute it has read %d of 21 keys; all: %t", len(m.roster.members), m.watched)
 		}
 	})
 }

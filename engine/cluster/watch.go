@@ -41,7 +41,8 @@ func (m *Member) watchOnce(ctx context.Context) error {
 	defer dismiss(w)
 	first, placement := true, false
 	var renewed chan struct{} // m.renewed once all was read: placeLoop asks every interval, and would never let a watch get that far
-	m.echoAt.Store(int64(m.now()))
+	read := m.now()           // when the last key came of those that the bucket had
+	m.echoAt.Store(int64(read))
 	ticker := time.NewTicker(m.o.Bound)
 	defer ticker.Stop()
 	for {
@@ -51,7 +52,7 @@ func (m *Member) watchOnce(ctx context.Context) error {
 		case <-renewed:
 			return errors.New("the bucket was made anew, or keys were purged from it")
 		case <-ticker.C:
-			if m.unheard() > m.o.Bound {
+			if m.unheard() > m.o.Bound && m.now()-read > m.o.Bound { // a large bucket may take longer to read: own beats are behind the rest
 				return errors.New("own beats do not come back")
 			}
 		case e, ok := <-w.Updates():
@@ -63,6 +64,9 @@ func (m *Member) watchOnce(ctx context.Context) error {
 				first, renewed = false, m.renewed
 			default:
 				placement = placement || e.Key() == placementKey
+				if first {
+					read = m.now()
+				}
 				if m.take(e, first) {
 					m.echoAt.Store(int64(m.now()))
 				}
