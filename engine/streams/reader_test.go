@@ -1042,7 +1042,11 @@ func TestLateConsumer(t *testing.T) {
 	s.since = s.since.Add(-lateMost - 1)
 	s.running = false
 	look("the consumer is not made yet", true)
-	s.running, s.lastSent = true, 10
+	if err := s.wasMade(nil); err != nil {
+		t.Fatal(err)
+	}
+	look("it was made only now", true)
+	s.lastSent = 10
 	look("it has come", false)
 	s.lastSent = 9
 	look("late again", true)

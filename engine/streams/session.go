@@ -44,7 +44,7 @@ type session struct {
 	running bool      // the consumer was made, or has been heard
 	silent  int       // heartbeats since it was last heard
 	late    bool      // it has not delivered what the stream is known to have
-	since   time.Time // since when it has been late
+	since   time.Time // since when it has been late; not before it was made
 	seen    uint64    // a sequence that the stream had at the latest look
 }
 
@@ -148,7 +148,9 @@ func (s *session) heard() {
 
 // alive notes that the consumer works, and mostly stops asking the stream.
 func (s *session) alive() {
-	s.running = true
+	if !s.running { // before, it could deliver nothing: if making it took longer than lateMost, it would be given up at once, every time
+		s.running, s.since = true, time.Now()
+	}
 	switch {
 	case s.until > 0: // a scan asks on: a consumer on a replica that is behind may not come to the end
 		s.ask.Reset(askEvery)
