@@ -16,7 +16,7 @@ const (
 	LateAfter = 80 * time.Millisecond
 	// lateFactor: an answer is also in time if it takes no longer than so many times what is usual.
 	lateFactor = 4
-	// SilentAfter is how long a server may give no answer in time before it counts as silent: two answers may be late.
+	// SilentAfter is how long, beyond what is usual, a server may give no answer in time before it counts as silent: two answers may be late.
 	SilentAfter   = 250 * time.Millisecond
 	doubtfulAfter = 150 * time.Millisecond
 	// leaveAfter is how long a server on another machine may be silent, while the others answer, before a node leaves it. A server that
@@ -53,10 +53,14 @@ func (p *responsiveness) answered(sent, now time.Time) {
 	}
 }
 
-func (p *responsiveness) silent(now time.Time) bool { return now.Sub(p.lastGood) > SilentAfter }
+// quiet is for how long there has been no answer in time, beyond what is usual: each question waits for the answer to the one before it, and
+// then takes as long.
+func (p *responsiveness) quiet(now time.Time) time.Duration { return now.Sub(p.lastGood) - 2*p.usual }
+
+func (p *responsiveness) silent(now time.Time) bool { return p.quiet(now) > SilentAfter }
 
 // gone tells whether the server has been silent for so long that it is not slow, but dead.
 func (p *responsiveness) gone(now time.Time) bool { return now.Sub(p.lastGood) > goneAfter }
 
 // doubtful tells whether the server may soon count as silent.
-func (p *responsiveness) doubtful(now time.Time) bool { return now.Sub(p.lastGood) > doubtfulAfter }
+func (p *responsiveness) doubtful(now time.Time) bool { return p.quiet(now) > doubtfulAfter }

@@ -169,7 +169,7 @@ func (w *Watch) Alternatives(own string, now time.Time) (to []Endpoint) {
 	defer w.mu.Unlock()
 	by := w.byName(now)
 	mine := by[own]
-	if mine == nil || mine.local || now.Sub(mine.lastGood) <= leaveAfter {
+	if mine == nil || mine.local || mine.quiet(now) <= leaveAfter {
 		return nil
 	}
 	for name, one := range by {
@@ -271,7 +271,7 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	}
 	mine, mostly := by[own], 2*len(silent) > others
 	stalls := mine != nil && mine.doubtful(now)
-	if mostly && !stalls || mine != nil && now.Sub(mine.lastGood) > stallMost {
+	if mostly && !stalls || mine != nil && mine.quiet(now) > stallMost {
 		w.self = now
 	}
 	slow.Now, slow.Self = mostly || mine != nil && mine.silent(now), now.Sub(w.self) < selfSlowFor

@@ -308,6 +308,39 @@ func TestResponsiveness(t *testing.T) {
 	is("for half an hour", answer(200*time.Millisecond), true)
 }
 
+// A server far away that answers as it usually does is neither silent nor doubtful at any time, though it is asked again only when it has
+// answered, nor is a node's own network slow for that.
+func TestFarServers(t *testing.T) {
+	for _, took := range []time.Duration{time.Millisecond, 99 * time.Millisecond, 200 * time.Millisecond, 400 * time.Millisecond} {
+		w := Watch{all: make(map[string]*natsServer)}
+		for _, name := range []string{"a", "b", "c"} {
+			w.all[name] = &natsServer{name: name}
+		}
+		begin := time.Now()
+		sent := begin
+		for now := begin; now.Before(begin.Add(10 * time.Second)); now = now.Add(time.Millisecond) {
+			if now.Sub(sent) == took {
+				for _, one := range w.all {
+					one.answered(sent, now)
+				}
+			}
+			if now.Sub(begin) > took { // else nothing is known
+				for _, one := range w.all {
+					if one.silent(now) || one.doubtful(now) {
+						t.Fatalf("%s away: %s after the question that was answered it is silent: %t", took, now.Sub(one.lastGood), one.silent(now))
+					}
+				}
+				if slow := w.Judge("a", now); slow.Now || slow.Self || len(slow.Responsive) != 2 {
+					t.Fatalf("%s away: %+v", took, slow)
+				}
+			}
+			if now.Sub(sent) >= took && now.Sub(begin)%answerEvery == 0 {
+				sent = now
+			}
+		}
+	}
+}
+
 // If a connection breaks while its server is slow, the server stays slow; otherwise it died.
 func TestSlownessOfBroken(t *testing.T) {
 	var s Watch
