@@ -197,23 +197,24 @@ func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) 
 	return len(outputs), nil
 }
 
-// How long a worker that begins waits for the consumer of one partition, and for each single answer about it. A replicated
-// consumer that another worker of the name has only just made has no leader yet, and a request that no leader hears gets no
+// How long a worker that begins waits for the consumer of one partition, and for the answers about it in its first attempt. A
+// replicated consumer that another worker of the name has only just made has no leader yet, and a request that no leader hears gets no
 // answer.
 const (
 	consumerTimeout = 30 * time.Second
 	consumerAnswer  = 2 * time.Second
 )
 
-// retryMakeConsumer calls makeConsumer until that gets an answer, for at most consumerTimeout.
+// retryMakeConsumer calls makeConsumer until that gets its answers, for at most consumerTimeout. Each attempt may take twice as long as the
+// one before: on a slow server the few answers that are needed may take longer than consumerAnswer every time.
 func (w *worker) retryMakeConsumer(ctx context.Context, p int) error {
 	whole, cancel := context.WithTimeout(ctx, consumerTimeout)
 	defer cancel()
 	consumer := w.names.OutStream(p) + "." + w.Name
 	whole, forbidden := w.watchRights(whole, jetstream.DefaultAPIPrefix+"CONSUMER.INFO."+consumer,
 		jetstream.DefaultAPIPrefix+"CONSUMER.CREATE."+consumer+"."+w.names.Trigger(p, w.Topic))
-	for {
-		asking, cancel := context.WithTimeout(whole, consumerAnswer)
+	for answer := consumerAnswer; ; answer *= 2 {
+		asking, cancel := context.WithTimeout(whole, answer)
 		err := w.makeConsumer(asking, p)
 		cancel()
 		if !errors.Is(err, context.DeadlineExceeded) || whole.Err() != nil {

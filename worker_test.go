@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -971,6 +972,59 @@ func TestWorkAsksAgain(t *testing.T) {
 	if lost.Load() != 1 {
 		t.Errorf("%d questions were lost; want 1", lost.Load())
 	}
+}
+
+// slowConsumers is a JetStream that takes so long for each request about the one consumer that it has, or will have.
+type slowConsumers struct {
+	jetstream.JetStream
+	took time.Duration
+	made atomic.Pointer[jetstream.ConsumerInfo]
+}
+
+func (s *slowConsumers) answer(ctx context.Context, do func()) (jetstream.Consumer, error) {
+	time.AfterFunc(s.took/2, do)
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-time.After(s.took):
+	}
+	if s.made.Load() == nil {
+		return nil, jetstream.ErrConsumerNotFound
+	}
+	return slowConsumer{info: s.made.Load()}, nil
+}
+
+func (s *slowConsumers) Consumer(ctx context.Context, _, _ string) (jetstream.Consumer, error) {
+	return s.answer(ctx, func() {})
+}
+
+func (s *slowConsumers) CreateConsumer(ctx context.Context, _ string, cfg jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	return s.answer(ctx, func() { s.made.Store(&jetstream.ConsumerInfo{Config: cfg}) })
+}
+
+func (s *slowConsumers) CreateOrUpdateConsumer(ctx context.Context, stream string, cfg jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	return s.CreateConsumer(ctx, stream, cfg)
+}
+
+type slowConsumer struct {
+	jetstream.Consumer
+	info *jetstream.ConsumerInfo
+}
+
+func (c slowConsumer) CachedInfo() *jetstream.ConsumerInfo { return c.info }
+
+// A worker begins also where the few answers that it needs for that take seconds together, though each comes in time.
+func TestWorkWaitsForSlowServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, err := Connect(&nats.Conn{}).worker(WorkerOptions{Topic: "t", Name: "g"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.js = &slowConsumers{took: consumerAnswer * 9 / 10}
+		if err := w.retryMakeConsumer(t.Context(), 0); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Requests of topic queues are waited for as long as all others, and not for JetStream's five seconds.
