@@ -26,6 +26,7 @@ type Bucket struct {
 	store         jetstream.ObjectStore
 	lockTTL       time.Duration // of a lock that is not renewed
 	renewInterval time.Duration // between two renewals
+	lockPatience  time.Duration // how long a caller waits for one that came later to give up
 }
 
 // lockTTL is a minute so that a save that was suspended notices it before another one takes over. Not less, because a server
@@ -33,6 +34,8 @@ type Bucket struct {
 const (
 	lockTTL       = time.Minute
 	renewInterval = 10 * time.Second
+	lockPatience  = time.Second
+	lockLook      = 10 * time.Millisecond // between two looks at the locks
 )
 
 const locksFolder = "locks"
@@ -48,7 +51,7 @@ func JetStream(nc *nats.Conn, timeout time.Duration) (jetstream.JetStream, error
 
 // NewBucket returns a bucket as a Target. js comes from JetStream, and store is the object store of that name.
 func NewBucket(name string, js jetstream.JetStream, store jetstream.ObjectStore) *Bucket {
-	return &Bucket{name: name, js: js, store: store, lockTTL: lockTTL, renewInterval: renewInterval}
+	return &Bucket{name: name, js: js, store: store, lockTTL: lockTTL, renewInterval: renewInterval, lockPatience: lockPatience}
 }
 
 // TTL is how long the bucket keeps an object; 0: for ever. Errors: what the server said.
@@ -306,7 +309,8 @@ func (b *Bucket) Empty(ctx context.Context) error {
 func (b *Bucket) Clean(context.Context) error { return nil }
 
 // Lock puts an object of its own, and fails if there is another lock that is alive. Of two callers at the same time
-// at least one sees the other, maybe both. A lock is alive if it was renewed within the last minute, by the server's
+// at least one sees the other, maybe both. Then the one whose lock is older waits a while for the other one to give up: else both would,
+// and two timers that are in step would never save. A lock is alive if it was renewed within the last minute, by the server's
 // clock. One that is older is of a process that was killed; one that is a minute or more in the future was put before that clock
 // was set back. Both are removed.
 func (b *Bucket) Lock(ctx context.Context) (Lock, error) {
@@ -328,28 +332,51 @@ type bucketLock struct {
 	renewing sync.WaitGroup
 }
 
-// takeOver fails if another lock is alive, and removes those that are not.
+// takeOver fails if another lock is alive, and removes those that are not. If the other one is younger, as that of a caller who came later,
+// it looks again for lockPatience. It may also be that of a holder who renewed it just now.
 func (l *bucketLock) takeOver(ctx context.Context) error {
+	for began := time.Now(); ; {
+		younger, err := l.look(ctx)
+		if !younger || time.Since(began) >= l.bucket.lockPatience {
+			return err
+		}
+		select {
+		case <-time.After(lockLook):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// look fails if another lock is alive, and removes those that are not. younger tells that all that are alive were put or renewed
+// after this one.
+func (l *bucketLock) look(ctx context.Context) (younger bool, err error) {
 	locks, err := l.bucket.List(ctx, locksFolder)
 	if err != nil {
-		return err
+		return false, err
 	}
 	own := slices.IndexFunc(locks, func(o Object) bool { return o.Name == l.name })
 	if own < 0 {
-		return l.lost()
+		return false, l.lost()
 	}
 	for i, o := range locks {
 		if i == own {
 			continue
 		}
-		if age := locks[own].Time.Sub(o.Time); age.Abs() < l.bucket.lockTTL {
-			return fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), age.Round(time.Millisecond))
+		age := locks[own].Time.Sub(o.Time)
+		if age.Abs() >= l.bucket.lockTTL {
+			if err := l.bucket.Delete(ctx, o.Name); err != nil {
+				return false, err
+			}
+			continue
 		}
-		if err := l.bucket.Delete(ctx, o.Name); err != nil {
-			return err
+		err = fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), age.Round(time.Millisecond))
+		if age >= 0 {
+			return false, err
 		}
+		younger = true
 	}
-	return nil
+	return younger, err
 }
 
 func (l *bucketLock) lost() error {

@@ -346,7 +346,7 @@ func TestKeepsOfEachService(t *testing.T) {
 func TestLocks(t *testing.T) {
 	ctx := t.Context()
 	bucket := startBucket(t)
-	bucket.renewInterval = time.Millisecond
+	bucket.renewInterval, bucket.lockPatience = time.Millisecond, 0 // a lock that is renewed all the time looks like that of a later caller
 	for name, target := range map[string]Target{"directory": OpenDir(nil, t.TempDir()+"/a"), "memory": OpenDir(vfs.NewMem(), "a"), "bucket": bucket} {
 		lock, err := target.Lock(ctx)
 		must(t, err)
@@ -368,6 +368,27 @@ func TestLocks(t *testing.T) {
 	if len(left) > 0 {
 		t.Fatalf("%v are left", left)
 	}
+}
+
+// Of two who see each other's locks, because they come at the same time, one gives up and the other one does not.
+func TestBucketLockOfTwo(t *testing.T) {
+	ctx := t.Context()
+	bucket := startBucket(t)
+	bucket.lockPatience = time.Hour
+	first := &bucketLock{bucket: bucket, name: locksFolder + "/second-by-name"}
+	second := &bucketLock{bucket: bucket, name: locksFolder + "/first-by-name"}
+	for _, l := range []*bucketLock{first, second} {
+		must(t, bucket.Put(ctx, l.name, []byte(l.name)))
+	}
+	if younger, err := first.look(ctx); !younger {
+		t.Errorf("the lock that was put later is older, or not seen: %v", err)
+	}
+	took := make(chan error, 1)
+	go func() { took <- first.takeOver(ctx) }()
+	wantErr(t, second.takeOver(ctx), ErrLocked)
+	must(t, second.remove(ctx))
+	must(t, <-took)
+	must(t, first.remove(ctx))
 }
 
 // A lock in a bucket is renewed. One that is not renewed is taken over, and its holder finds out.
