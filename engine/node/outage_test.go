@@ -434,6 +434,23 @@ func TestDataMoved(t *testing.T) {
 	r.stop(t)
 }
 
+// A node that waits to start again ends, too, once its data directory is gone: how much room is left there can no longer be asked.
+func TestDataMovedWhileWaiting(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.NATS = "nats://" + natstest.FreeAddress(t)
+	o.Data = filepath.Join(t.TempDir(), "data")
+	r := launch(t, o)
+	eventually(t, "it waits", func() bool { return contains(r.log, "waiting for NATS") })
+	if err := os.Rename(o.Data, o.Data+"-elsewhere"); err != nil {
+		t.Fatal(err)
+	}
+	natstest.Receive(t, "the node's end", r.done)
+	if !errors.Is(r.err, node.ErrDataMoved) {
+		t.Errorf("the node ended with %v", r.err)
+	}
+}
+
 // A second node on the same data directory ends, and says so, even if its ports are taken, too.
 func TestDataInUse(t *testing.T) {
 	t.Parallel()

@@ -126,11 +126,11 @@ func (r *runs) transient(err error) bool {
 	return true
 }
 
-// waitForRoom waits, after a run and before another, for a second and then until each disk has room for firing. It returns false when ctx
-// ends first.
+// waitForRoom waits, after a run and before another, for a second and then until each disk has room for firing, or it cannot be told
+// whether it has: the next run says why. It returns false when ctx ends first.
 func (n *Node) waitForRoom(ctx context.Context) bool {
 	for sleep(ctx, time.Second) {
-		if free, err := n.room(); err == nil && free >= n.o.FreeForTicks {
+		if free, err := n.room(); err != nil || free >= n.o.FreeForTicks {
 			return true
 		}
 	}
