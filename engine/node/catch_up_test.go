@@ -1,15 +1,58 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
+
+	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
+
+// A partition that one node fails to give is asked of another one that follows it, and then again of the first.
+func TestFollowFromAnother(t *testing.T) {
+	nc, _ := openStreams(t)
+	asked := make(chan string, 3)
+	n := &Node{o: Options{Name: "new", Prefix: "carillon"}, requestConn: nc}
+	p := &partition{}
+	n.partitions = []*partition{p}
+	v := cluster.View{Members: []cluster.Beat{{Node: cluster.Node{Name: "new"}}}}
+	for epoch, name := range []string{"standby", "owner"} {
+		_, err := nc.Subscribe("carillon.node."+name+".give.0", func(m *nats.Msg) {
+			asked <- name
+			refusal := &carillon.Error{Code: carillon.CodeInternal, Message: "damaged"}
+			_ = m.RespondMsg(&nats.Msg{Header: nats.Header{micro.ErrorCodeHeader: []string{"500"}}, Data: refusal.AppendJSON(nil)})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		v.Members = append(v.Members, cluster.Beat{
+			Node: cluster.Node{Name: name}, Report: cluster.Report{Partitions: []cluster.Progress{{Position: 7, Epoch: uint64(epoch)}}},
+		})
+	}
+	for _, from := range []string{"owner", "standby", "owner"} {
+		if err := n.follow(t.Context(), p, v); !errors.Is(err, &carillon.Error{Code: carillon.CodeInternal}) {
+			t.Errorf("a partition that is not given is followed with %v", err)
+		}
+		if got := natstest.Receive(t, "a question", asked); got != from {
+			t.Errorf("node %s is asked, want %s", got, from)
+		}
+	}
+	v.Members = v.Members[:2]
+	p.failedFrom = "standby"
+	if from := p.giver(v); from != "standby" {
+		t.Errorf("node %q is asked where only one follows it", from)
+	}
+}
 
 // A partition whose checkpoint came from another node gets what the local log has above it. It is not followed if the local
 // log begins too late for that.

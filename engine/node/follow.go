@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,7 +23,8 @@ import (
 // it. So a node has the log of every partition that it begins to follow:
 //
 //   - A node that does not follow a partition which is placed on it takes that from a node that does (follow). The other node saves it
-//     into a bucket (transfer.go); the node puts what was saved into its job table, and applies its local log from there on.
+//     into a bucket (transfer.go); the node puts what was saved into its job table, and applies its local log from there on. If that
+//     fails, it tries another follower next, if there is one.
 //   - A node gives up a partition that is no longer placed on it once all nodes on which it is placed follow it closely (unfollow).
 //   - A request about a partition is forwarded to a node that follows it (forward.go).
 //
@@ -66,7 +68,7 @@ func (n *Node) followLoop(ctx context.Context) error {
 				since[i] = time.Now()
 			}
 			switch err := markTransient(n.followOrGiveUp(ctx, p, v, wanted, time.Since(since[i]))); {
-			case err == nil, ctx.Err() != nil, errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}): // the other node is busy
+			case err == nil, ctx.Err() != nil, isBusy(err):
 			case errors.Is(err, errDisk):
 				return err
 			default:
@@ -145,12 +147,39 @@ func (n *Node) followedAsPlaced(v cluster.View, partition int) bool {
 	return serving == assigned.Owner || slices.Contains(assigned.Standbys, serving)
 }
 
+// giver names the node from which to take the partition; "" if none follows it. Where taking it from one has just failed, it is another one:
+// what ails the one may not pass, such as damage in its jobs.
+func (p *partition) giver(v cluster.View) string {
+	from := v.Follower(p.number)
+	if from != p.failedFrom {
+		return from
+	}
+	others := v
+	others.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name == from })
+	return cmp.Or(others.Follower(p.number), from)
+}
+
 // follow takes a partition from a node that follows it, and begins to follow it.
 func (n *Node) follow(ctx context.Context, p *partition, v cluster.View) error {
-	from := v.Follower(p.number)
+	from := p.giver(v)
 	if from == "" {
 		return errors.New("no live node follows it")
 	}
+	err := n.followFrom(ctx, p, from)
+	switch {
+	case err == nil:
+		p.failedFrom = ""
+	case !isBusy(err):
+		p.failedFrom = from
+	}
+	return err
+}
+
+// isBusy tells whether a node refused to give a partition only because it is giving another one just now.
+func isBusy(err error) bool { return errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) }
+
+// followFrom is follow from a node.
+func (n *Node) followFrom(ctx context.Context, p *partition, from string) error {
 	began := time.Now()
 	p.needs.Store(max(1, n.applied.Load())) // the part will be of this position or a later one (savePart)
 	defer p.needs.Store(0)

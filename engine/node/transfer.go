@@ -12,7 +12,6 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
 
@@ -143,8 +142,7 @@ func (g *partCollector) ask(ctx context.Context, p *partition) (part, error) {
 			return part{}, unfollowed(p.number)
 		}
 		got, err := g.n.askPart(ctx, from, p.number)
-		busy := errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded})
-		if !busy || time.Since(began) > collectTimeout || !sleep(ctx, followPoll) {
+		if !isBusy(err) || time.Since(began) > collectTimeout || !sleep(ctx, followPoll) {
 			return got, err
 		}
 	}
