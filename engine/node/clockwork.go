@@ -106,7 +106,7 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 
 // nextTick tells when one of this node's partitions next needs a tick, unix ms, and whether the node owns any. It also counts the
 // partitions that share the window of outputs from now on: those that have something due within the longest lead.
-func (n *Node) nextTick(now, lead int64, space int) (wake int64, owns bool) {
+func (n *Node) nextTick(now, lead int64, space outboxSpace) (wake int64, owns bool) {
 	wake = math.MaxInt64
 	sharing := 0
 	n.eachOwned(space, func(p *partition, room int, durable engine.Acked) {
@@ -139,10 +139,10 @@ func (n *Node) finishTicking(ctx context.Context) {
 }
 
 // eachOwned visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may
-// be made. room is what the partition's chain has room for, and at most what fits into space bytes if all outputs are as large as the
+// be made. room is what the partition's chain has room for, and at most what fits into its space if all outputs are as large as the
 // partition's largest: a tick goes into the log, and every node that applies it makes as many outputs as it allows. eachOwned also tells
 // each chain its share of the window, and measures the window.
-func (n *Node) eachOwned(space int, visit func(p *partition, room int, durable engine.Acked)) {
+func (n *Node) eachOwned(space outboxSpace, visit func(p *partition, room int, durable engine.Acked)) {
 	stored := uint64(0)
 	for _, p := range n.partitions {
 		p.mu.Lock()
@@ -155,10 +155,10 @@ func (n *Node) eachOwned(space int, visit func(p *partition, room int, durable e
 		}
 		room, durable := p.chain.FreeWindow(), p.durable
 		p.out.Unlock()
-		if space <= 0 {
+		if bytes := space.of(p.machine.OutboxBytes()); bytes <= 0 {
 			room = 0
 		} else {
-			room = min(room, max(1, space/p.machine.LargestOutput()))
+			room = min(room, max(1, bytes/p.machine.LargestOutput()))
 		}
 		if p.owner.Epoch != 0 {
 			visit(p, room, durable)
@@ -170,16 +170,30 @@ func (n *Node) eachOwned(space int, visit func(p *partition, room int, durable e
 	}
 }
 
-// outboxSpace is how many bytes of outputs each partition of this node may still make before some are stored for good.
-// The outboxes of partitions that others own are bounded by their owners.
-func (n *Node) outboxSpace() int {
-	total, owned := 0, 0
+// outboxSpace is the space for outputs that are not stored for good yet, on this node.
+type outboxSpace struct {
+	free  int // bytes of outputs that its partitions may still make, together
+	owned int // how many partitions it owns
+}
+
+// of is how many bytes of outputs a partition may make that holds so many: its share, and no more than until it holds as many as are free.
+// Otherwise one that cannot publish would in the end leave no space to the others.
+func (s outboxSpace) of(held int) int {
+	if s.owned <= 1 {
+		return s.free
+	}
+	return min(s.free/s.owned, s.free-held)
+}
+
+// outboxSpace tells how much space there is. The outboxes of partitions that others own are bounded by their owners.
+func (n *Node) outboxSpace() outboxSpace {
+	s := outboxSpace{free: n.o.OutboxMax}
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		if p.owner.Epoch != 0 {
-			total, owned = total+p.machine.OutboxBytes(), owned+1
+			s.free, s.owned = s.free-p.machine.OutboxBytes(), s.owned+1
 		}
 		p.mu.Unlock()
 	}
-	return (n.o.OutboxMax - total) / max(1, owned)
+	return s
 }

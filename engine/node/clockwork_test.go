@@ -58,6 +58,49 @@ func TestRoomForLargeOutputs(t *testing.T) {
 	}
 }
 
+// Outputs that a partition cannot publish leave space for those of the others, however often it ticks. With one partition alone, nobody
+// else needs the space.
+func TestSpaceBesideWhoCannotPublish(t *testing.T) {
+	const payload, jobs = 10 << 10, 40
+	for partitions, least := range map[int]int{1: 19, 2: 9} {
+		layout := engine.Layout{Prefix: "carillon", Partitions: partitions}
+		n := &Node{o: Options{OutboxMax: 20 * payload}}
+		for i := range partitions {
+			p := &partition{number: i, machine: engine.New(layout, i), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
+			p.chain.Resume(0, 0, nil)
+			n.partitions = append(n.partitions, p)
+		}
+		silent, seq := n.partitions[0], uint64(0)
+		apply := func(e engine.Entry) {
+			t.Helper()
+			seq++
+			e.Seq, e.Time = seq, int64(seq)
+			if r, err := silent.machine.Apply(&e); err != nil || r.Err != nil {
+				t.Fatal(err, r.Err)
+			}
+		}
+		claim := engine.Rules()
+		claim.Node = "n1"
+		apply(engine.Entry{Kind: engine.KindClaim, Claim: claim})
+		for id := 0; seq <= jobs; id++ {
+			if engine.PartitionOf(strconv.Itoa(id), partitions) == 0 {
+				apply(engine.Entry{Kind: engine.KindPut, Verb: "put", Job: strconv.Itoa(id), Body: []byte(`{"schedule":"@in 1ms","payload":"` + strings.Repeat("x", payload) + `"}`)})
+			}
+		}
+		rooms := make([]int, partitions)
+		for range jobs {
+			n.eachOwned(n.outboxSpace(), func(p *partition, room int, _ engine.Acked) { rooms[p.number] = room })
+			apply(engine.Entry{Kind: engine.KindTick, Ticks: []engine.Tick{{To: 1000 + int64(seq), Epoch: 1, Limit: uint64(rooms[0])}}})
+		}
+		if made := int(silent.machine.Made()); rooms[0] != 0 || made < least || made > 20 {
+			t.Errorf("%d partitions: one that cannot publish made %d outputs of %d jobs, and has room for %d more", partitions, made, jobs, rooms[0])
+		}
+		if partitions > 1 && rooms[1] == 0 {
+			t.Error("outputs that one partition cannot publish leave no space for those of another")
+		}
+	}
+}
+
 // When a partition's share of the window grows, the clockwork is woken to send what waited only for that: nothing else would wake it.
 func TestShareGrows(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
@@ -71,7 +114,7 @@ func TestShareGrows(t *testing.T) {
 	p.chain.Resume(0, 0, outputs)
 	share := func(chains int) bool {
 		n.window.sharing = chains
-		n.eachOwned(1<<30, func(*partition, int, engine.Acked) {})
+		n.eachOwned(outboxSpace{free: 1 << 30}, func(*partition, int, engine.Acked) {})
 		return hasRung(wake)
 	}
 	share(8)
@@ -185,7 +228,8 @@ func TestWindowIsShared(t *testing.T) {
 	const due = 5_000
 	layout := engine.Layout{Prefix: "carillon", Partitions: 3}
 	n := &Node{}
-	const space, each = 1 << 30, 66_000 * 3600 // each: stored outputs of each partition; of all three, 198,000 a second for an hour
+	space := outboxSpace{free: 1 << 30}
+	const each = 66_000 * 3600 // stored outputs of each partition; of all three, 198,000 a second for an hour
 	for i := range 3 {
 		p := &partition{number: i, machine: engine.New(layout, i), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
 		p.chain.Resume(0, each, nil)
