@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
@@ -119,6 +120,26 @@ func TestDueClaims(t *testing.T) {
 	n.partitions[1].claimed = time.Now()
 	if atOnce, _ := n.dueClaims(v, servers.Slowness{}); len(atOnce) > 0 {
 		t.Error("one that was claimed a moment ago is due again")
+	}
+}
+
+// undo is a request to drain no more.
+type undo struct{ micro.Request }
+
+func (undo) Data() []byte  { return []byte(`{"undo":true}`) }
+func (undo) Reply() string { return "" }
+
+// A node that stops takes nothing again, even if it is asked to drain no more: the others would wait for it, and it for them.
+func TestStopDrains(t *testing.T) {
+	nc, _ := openStreams(t)
+	n := &Node{o: Options{Name: "a"}, log: slog.New(slog.DiscardHandler), nc: nc}
+	n.membership.participating.Store(true)
+	n.handOver(t.Context())
+	if err := n.apiDrain(&call{node: n, Request: undo{}}); err != nil {
+		t.Fatal(err)
+	}
+	if !n.report().Draining {
+		t.Error("it is given partitions while it hands its own over")
 	}
 }
 

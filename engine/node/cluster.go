@@ -62,7 +62,8 @@ type membership struct {
 	leaving       sync.Once
 	participating atomic.Bool   // the node claims partitions, and answers other nodes
 	since         time.Duration // when that began, since the clock began; set before participating
-	draining      atomic.Bool
+	draining      atomic.Bool   // it was asked to drain
+	stopping      atomic.Bool   // it hands its partitions over for good
 	reporting     atomic.Bool   // the node's beats tell of its partitions
 	catchingUp    atomic.Bool   // a goroutine waits until nearly all of the log is applied (claimDue)
 	changed       chan struct{} // notified when it may have changed which node serves, or could serve, a partition

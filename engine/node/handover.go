@@ -29,7 +29,7 @@ func (n *Node) handOver(ctx context.Context) {
 	defer cancel()
 	broken := n.nc.StatusChanged(nats.RECONNECTING, nats.CLOSED)
 	defer n.nc.RemoveStatusListener(broken)
-	n.membership.draining.Store(true)
+	n.membership.stopping.Store(true)
 	began := time.Now()
 	for n.serves() > 0 && n.hasSuccessor() && n.connectsSoon(ctx) && ctx.Err() == nil {
 		select {

@@ -132,8 +132,10 @@ func (n *Node) participate(ctx context.Context) error {
 	return nil
 }
 
-// drains tells whether this node should be given no partitions: it was asked to drain, or nats-server refuses its outputs.
-func (n *Node) drains() bool { return n.membership.draining.Load() || n.lostRights.blocksOutputs() }
+// drains tells whether this node should be given no partitions: it was asked to drain, it stops, or nats-server refuses its outputs.
+func (n *Node) drains() bool {
+	return n.membership.draining.Load() || n.membership.stopping.Load() || n.lostRights.blocksOutputs()
+}
 
 // report is this node's part of each beat. A node that can neither fire nor read reports no partitions, so that others take them. One
 // whose outputs nats-server refuses drains: it keeps serving what nobody else can, and still answers.
