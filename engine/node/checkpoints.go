@@ -38,6 +38,9 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 		n.idleTrim = n.clock.running()
 		return n.trim(ctx) // otherwise the log is cut after checkpoints, and here there are none
 	}
+	if n.holdTicks.Load() && n.o.KeepLog > 0 {
+		return n.dropKept(ctx)
+	}
 	for ctx.Err() == nil && !n.holdTicks.Load() {
 		live := n.live()
 		rests := n.atRest(live)
@@ -68,6 +71,15 @@ func (n *Node) checkpointRound(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// dropKept cuts what KeepLog keeps, when the disk has no room to fire: no checkpoint is taken then, after which it would be cut.
+func (n *Node) dropKept(ctx context.Context) error {
+	needed, err := n.needed()
+	if err != nil || needed <= n.local.First() {
+		return markTransient(err)
+	}
+	return n.trim(ctx)
 }
 
 // checkpointDue tells whether a checkpoint of a partition is due. upTo is the position that its older checkpoint must have reached for

@@ -1,0 +1,70 @@
+package node
+
+import (
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/snapshot"
+	"github.com/carillon-scheduler/carillon/wal"
+)
+
+// What the local log keeps of the past is given up for room to fire, too: then there is no checkpoint any more after which it would be.
+func TestKeptLogMakesRoomToFire(t *testing.T) {
+	const last, older, newest = 10, 5, 8
+	n := &Node{
+		o: Options{Data: t.TempDir(), KeepLog: time.Hour}.withDefaults(), layout: engine.Layout{Prefix: "carillon", Partitions: 1},
+		log: slog.New(slog.DiscardHandler), meters: newWeb().meters, alarm: newAlarm(t),
+	}
+	_, n.streams = openStreams(t)
+	n.clock.begin(false)
+	open := func(dir string, profile wal.Profile) *wal.Store {
+		store, err := wal.OpenStore(wal.Options{Dir: n.o.Data + dir, Profile: profile})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := store.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return store
+	}
+	n.local = open("/log", wal.ProfileLog).Log()
+	n.saved = snapshot.OpenTable(open("/jobs", wal.ProfileTable))
+	p := &partition{machine: engine.New(n.layout, 0)}
+	p.follows.Store(true)
+	n.partitions = []*partition{p}
+	for seq := uint64(1); seq <= last; seq++ {
+		r := engine.Record{Seq: seq, Time: n.clock.ns(), Subject: "carillon.log.0.put.job"}
+		if err := n.local.Append([]wal.Record{{Seq: seq, Data: engine.AppendRecord(nil, &r)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.applied.Store(last)
+	for _, position := range []uint64{older, newest} {
+		build, err := n.saved.Begin(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		build.State(position, []byte("state"))
+		if _, err := build.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.trim(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if first := n.local.First(); first != 1 {
+		t.Fatalf("the log begins at %d", first)
+	}
+	n.refuseJobs.Store(true)
+	n.holdTicks.Store(true)
+	if err := n.checkpointRound(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if first := n.local.First(); first != older+1 {
+		t.Errorf("without room to fire the log begins at %d; from %d on it is needed", first, older+1)
+	}
+}
