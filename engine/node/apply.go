@@ -81,6 +81,7 @@ func (n *Node) deliver(b *batch, messages []streams.Message) error {
 	}
 	last := messages[len(messages)-1].Seq
 	n.applied.Store(last)
+	n.readAt.Store(int64(n.clock.running()))
 	if n.head.Load() < last {
 		n.head.Store(last)
 	}

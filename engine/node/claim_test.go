@@ -194,6 +194,41 @@ func TestStuck(t *testing.T) {
 	}
 }
 
+// A node whose ticks take long because the log is long, for it as for the others, is not stuck: these could not serve sooner. It is if it
+// no longer reads, if others are far ahead, or if the log has not taken its ticks.
+func TestNotStuckInLongLog(t *testing.T) {
+	for name, c := range map[string]struct {
+		taken bool          // the log has taken a tick
+		read  time.Duration // since records were applied
+		other uint64        // how much further another node is
+		stuck bool
+	}{
+		"a long log":        {true, time.Second, caughtUp, false},
+		"it does not read":  {true, 3 * time.Second, 0, true},
+		"others are ahead":  {true, time.Second, caughtUp + 1, true},
+		"ticks do not come": {false, time.Second, 0, true},
+	} {
+		n := &Node{}
+		n.clock.began = time.Now().Add(-time.Hour)
+		first := time.Now().Add(-4 * time.Second)
+		n.ticking.start(engine.Tick{To: 1}, first)
+		n.ticking.start(engine.Tick{To: 2}, first.Add(time.Second))
+		if c.taken {
+			n.ticking.took(first)
+		}
+		for ago := 5 * time.Second; ago >= 0; ago -= time.Second {
+			n.logAnswered(n.clock.running() - ago)
+		}
+		n.applied.Store(7)
+		n.readAt.Store(int64(n.clock.running() - c.read))
+		n.membership.joinEnded = make(chan struct{})
+		v := cluster.View{Members: []cluster.Beat{{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Partitions: []cluster.Progress{{Position: 7 + c.other}}}}}}
+		if n.longLog(v) == c.stuck || c.other <= caughtUp && n.stuck() != c.stuck {
+			t.Errorf("%s: it is stuck: %t, the log is long: %t", name, n.stuck(), n.longLog(v))
+		}
+	}
+}
+
 // When a claim that this node has sent comes back, the partition is its own, even if the claim's answer was lost, and whichever of several
 // claims comes last. A claim that an earlier run or another node has sent does not do that.
 func TestOwnClaims(t *testing.T) {

@@ -92,6 +92,9 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 	}
 	n.meters.ticks.Inc()
 	return n.streams.Log.PublishAsync(n.layout.LogSubject(partition, "tick"), nil, engine.EncodeTicks(ticks), func(_ uint64, err error) {
+		if err == nil {
+			n.ticking.took(at)
+		}
 		if err == nil || errors.Is(err, streams.ErrClosed) {
 			return
 		}

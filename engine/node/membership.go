@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -159,11 +160,26 @@ func (n *Node) report() cluster.Report {
 	return r
 }
 
-// stuck tells whether ticks do not come back although the log stream has answered all the time: then this node is at fault.
+// stuck tells whether ticks do not come back although the log stream has answered all the time: then this node is at fault, unless the log
+// is long for every node.
 func (n *Node) stuck() bool {
 	now := n.clock.running()
 	return n.ticking.failingFor(time.Now()) > tickTimeout &&
-		now-time.Duration(n.logHeard.Load()) < tickTimeout && now-time.Duration(n.logHeardSince.Load()) > tickTimeout
+		now-time.Duration(n.logHeard.Load()) < tickTimeout && now-time.Duration(n.logHeardSince.Load()) > tickTimeout &&
+		!n.longLog(n.view())
+}
+
+// longLog tells whether this node's ticks are in the log, it goes on reading that, and no other node is so much further that it would
+// claim before this one has caught up (View.Claimant). Then others could not serve sooner: each would wait for its claim to come back, and
+// soon be stuck itself, so the nodes would take the partitions from each other for as long as the log is long.
+func (n *Node) longLog(v cluster.View) bool {
+	if !n.ticking.stored() || n.clock.running()-time.Duration(n.readAt.Load()) > tickTimeout {
+		return false
+	}
+	limit := n.applied.Load() + caughtUp
+	return !slices.ContainsFunc(v.Members, func(b cluster.Beat) bool {
+		return slices.ContainsFunc(b.Partitions, func(p cluster.Progress) bool { return p.Position > limit })
+	})
 }
 
 // leave ends the membership, so that the other nodes know at once. It waits for join, whose context has ended or will not.

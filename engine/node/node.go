@@ -70,6 +70,7 @@ type Node struct {
 	applied     atomic.Uint64 // stream sequence of the last record applied to every partition it concerns
 	appliedAt   time.Time     // its timestamp, for the reader
 	delivered   chan struct{} // notified when records were applied
+	readAt      atomic.Int64  // when records were last applied, ns since the clock began
 	appending   atomic.Int64  // when the append to the local log that is in progress began, by the node's clock, ns; 0: none is
 	head        atomic.Uint64 // the log's last sequence, as far as known
 	logEnd      logEndQuery   // asks the stream for its last sequence, once for all that want to know it at the same time

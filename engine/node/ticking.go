@@ -45,6 +45,7 @@ type sentTick struct {
 	to     int64  // with epoch, what it is recognized by when it comes back
 	epoch  uint64 // of its first partition
 	failed error  // why it is not stored; streams.ErrTimeout: it may be stored all the same; nil: no error yet
+	stored bool   // the log has taken it
 }
 
 // lost tells whether a tick is known not to be stored.
@@ -79,6 +80,22 @@ func (t *ticking) fail(sent time.Time, err error) {
 	if i := t.index(sent); i >= 0 {
 		t.inFlight[i].failed = err
 	}
+}
+
+// took notes that the log has taken the tick that was sent at a time.
+func (t *ticking) took(sent time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if i := t.index(sent); i >= 0 {
+		t.inFlight[i].stored = true
+	}
+}
+
+// stored tells whether the log has taken a tick that has not come back.
+func (t *ticking) stored() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.ContainsFunc(t.inFlight, func(s sentTick) bool { return s.stored })
 }
 
 // index finds the tick that was sent at a time; -1: it is no longer kept track of. Its caller holds mu.
