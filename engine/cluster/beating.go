@@ -119,18 +119,22 @@ func (m *Member) beat() []byte {
 //
 // A key that another session has written is taken back at once, because mostly nobody goes on beating: something wrote the key once, or a
 // process that was frozen found its name in use. If that session writes it again, this one waits and watches (holder). So of two sessions
-// that beat, the one that took the key first finds it written again, and ends; the other one beats on.
+// that beat, the one that took the key first finds it written again, and ends; the other one beats on. One that has itself been silent for so
+// long that another may have been given the name takes nothing back before it has watched: if it then stood still once more, it might find
+// the other's second beat so late that it takes that for the first, and the other one would end.
 func (m *Member) beatLoop(ctx context.Context) {
 	ticker := time.NewTicker(m.o.Interval)
 	defer ticker.Stop()
 	other := m.holder()
 	takenAt := -other.bound - 1 // when another session was last found to have the key
+	beatAt := m.now()           // when the last beat was sent that was stored
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
+		began := m.now()
 		entry, err := m.beatOnce(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
@@ -138,10 +142,10 @@ func (m *Member) beatLoop(ctx context.Context) {
 			m.o.OnError(err)
 		case entry == nil:
 			m.failed.Store(nil)
-			other = m.holder()
+			other, beatAt = m.holder(), began
 		default:
 			now := m.now()
-			first := now-takenAt > other.bound
+			first := now-takenAt > other.bound && now-beatAt <= other.bound
 			takenAt = now
 			other.read(now, entry.Revision())
 			if other.alive() {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -18,6 +19,7 @@ type slowBucket struct {
 	took time.Duration
 
 	mu   sync.Mutex
+	away bool // no request is answered
 	last uint64
 	keys map[string]*slowEntry
 }
@@ -52,6 +54,9 @@ func slowly[T any](ctx context.Context, b *slowBucket, do func() (T, error)) (re
 	time.AfterFunc(b.took/2, func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
+		if b.away {
+			return
+		}
 		result, err := do()
 		time.AfterFunc(b.took/2, func() { answered <- answer{result, err} })
 	})
@@ -293,6 +298,47 @@ func TestLargeBucketIsRead(t *testing.T) {
 		defer m.mu.Unlock()
 		if !m.watched || len(m.roster.members) != 21 {
 			t.Errorf("after a minute it has read %d of 21 keys; all: %t", len(m.roster.members), m.watched)
+		}
+	})
+}
+
+// A member that was silent for so long that another session has its name takes nothing back from that, and ends.
+func TestSilentMemberGivesItsNameUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newSlowBucket(options("a").withDefaults())
+		b.took = time.Millisecond
+		m := slowMember(b)
+		m.looking.Store(true) // the bucket is there
+		var ctx context.Context
+		ctx, m.stop = context.WithCancel(t.Context())
+		defer m.stop()
+		m.revision, _ = b.put(m.key, m.beat(), 0, false)
+		go m.beatLoop(ctx)
+		_ = sleep(ctx, 5*m.o.Interval)
+		setAway := func(away bool) {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			b.away = away
+		}
+		setAway(true)
+		_ = sleep(ctx, 2*m.o.Bound)
+		setAway(false)
+		other, err := json.Marshal(said("a", "other"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		revision := b.newest(m.key)
+		for ctx.Err() == nil {
+			b.mu.Lock()
+			revision, err = b.put(m.key, other, revision, false)
+			b.mu.Unlock()
+			if err != nil {
+				t.Fatal("the member that was silent took its name back")
+			}
+			_ = sleep(ctx, m.o.Interval)
+		}
+		if !errors.Is(m.Err(), ErrNameTaken) {
+			t.Errorf("it ended with %v", m.Err())
 		}
 	})
 }
