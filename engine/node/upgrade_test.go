@@ -39,10 +39,10 @@ func newerZones(t testing.TB) []byte {
 	return b.Bytes()
 }
 
-// upgrade makes another build the one that a node is started with from now on.
+// upgrade makes another build the one that a node is started with from now on. It takes checkpoints often.
 func (f *fleet) upgrade(name, binary string) {
 	s := f.settings[name]
-	s.binary = binary
+	s.binary, s.CheckpointEvery = binary, 2*time.Second
 	f.settings[name] = s
 }
 
@@ -167,6 +167,9 @@ func TestUpgrade(t *testing.T) {
 	f := newFleet(t, e.url, 4)
 	names := []string{"a", "b", "c"}
 	c := carillon.Connect(dial(t, e.url), carillon.WithTimeout(10*time.Second))
+	for _, name := range names { // without checkpoints: d needs the log from its beginning
+		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: e.url, Partitions: f.partitions, CheckpointEvery: time.Hour, Follow: f.follow, Linger: time.Second}
+	}
 	f.startAll(c, names...)
 	l := startLoad(t, e.url, "u", true)
 	job := l.putTurned(c)
