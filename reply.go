@@ -277,7 +277,7 @@ type NodeStatus struct {
 type DrainReply struct {
 	Type     string `json:"type"` // TypeDrain
 	Node     string `json:"node"`
-	Draining bool   `json:"draining"` // also after an undo, while the node is not allowed to publish triggers
+	Draining bool   `json:"draining"` // also after an undo, while the node stops or is not allowed to publish triggers
 	Serves   int    `json:"serves"`   // how many partitions, at this moment
 }
 

@@ -370,7 +370,7 @@ func (l *bucketLock) look(ctx context.Context) (younger bool, err error) {
 			}
 			continue
 		}
-		err = fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), age.Round(time.Millisecond))
+		err = fmt.Errorf("%w: %s, renewed %v ago", ErrLocked, l.bucket.Path(o.Name), max(age, 0).Round(time.Millisecond))
 		if age >= 0 {
 			return false, err
 		}
