@@ -68,7 +68,7 @@ func slowly[T any](ctx context.Context, b *slowBucket, do func() (T, error)) (re
 	}
 }
 
-// put stores what comes behind a revision, without a request.
+// put stores what comes behind a revision, without a request. The caller holds mu.
 func (b *slowBucket) put(key string, value []byte, behind uint64, deleted bool) (revision uint64, err error) {
 	if e := b.keys[key]; e != nil && e.revision != behind || e == nil && behind != 0 {
 		return 0, jetstream.ErrKeyRevisionMismatch
@@ -76,6 +76,18 @@ func (b *slowBucket) put(key string, value []byte, behind uint64, deleted bool) 
 	b.last++
 	b.keys[key] = &slowEntry{key: key, value: value, revision: b.last, deleted: deleted}
 	return b.last, nil
+}
+
+// mustPut is put by a test, which is never refused.
+func (b *slowBucket) mustPut(t testing.TB, key string, value []byte, behind uint64, deleted bool) (revision uint64) {
+	t.Helper()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	revision, err := b.put(key, value, behind, deleted)
+	if err != nil {
+		t.Error(err)
+	}
+	return revision
 }
 
 func (b *slowBucket) Update(ctx context.Context, key string, value []byte, behind uint64) (revision uint64, err error) {
@@ -135,19 +147,19 @@ func slowMember(b *slowBucket) *Member {
 // If each request takes most of the time that a member waits for an answer, it still finds out why its beat was refused, which takes
 // several requests, and beats again.
 func TestBeatsWhereRequestsAreSlow(t *testing.T) {
-	for what, happens := range map[string]func(m *Member, b *slowBucket){
-		"the answer to a beat was lost": func(m *Member, b *slowBucket) { _, _ = b.put(m.key, m.beat(), m.revision, false) },
-		"the key was removed":           func(m *Member, b *slowBucket) { _, _ = b.put(m.key, nil, m.revision, true) },
-		"the bucket was made anew":      func(_ *Member, b *slowBucket) { b.last = 0; clear(b.keys) },
+	for what, happens := range map[string]func(t testing.TB, m *Member, b *slowBucket){
+		"the answer to a beat was lost": func(t testing.TB, m *Member, b *slowBucket) { b.mustPut(t, m.key, m.beat(), m.revision, false) },
+		"the key was removed":           func(t testing.TB, m *Member, b *slowBucket) { b.mustPut(t, m.key, nil, m.revision, true) },
+		"the bucket was made anew":      func(_ testing.TB, _ *Member, b *slowBucket) { b.last = 0; clear(b.keys) },
 	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newSlowBucket(options("a").withDefaults())
 				m := slowMember(b)
 				for range 2 {
-					m.revision, _ = b.put(m.key, m.beat(), m.revision, false)
+					m.revision = b.mustPut(t, m.key, m.beat(), m.revision, false)
 				}
-				happens(m, b)
+				happens(t, m, b)
 				other, err := m.beatOnce(t.Context())
 				if stored := b.newest(m.key); other != nil || err != nil || m.putAt.Load() == 0 || m.revision != stored {
 					t.Errorf("%v, %v; the beat at revision %d is taken for %d", other, err, stored, m.revision)
@@ -162,8 +174,8 @@ func TestPlacesWhereRequestsAreSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSlowBucket(options("a").withDefaults())
 		m := slowMember(b)
-		written, _ := b.put(placementKey, nil, 0, false)
-		_, _ = b.put(placementKey, nil, written, true)
+		written := b.mustPut(t, placementKey, nil, 0, false)
+		b.mustPut(t, placementKey, nil, written, true)
 		p := storedPlacement{Nodes: []Node{{Name: "a", Weight: 1}}}
 		if err := m.writePlacement(t.Context(), p, 0); err != nil || m.placementRevision != b.newest(placementKey) {
 			t.Errorf("over a deleted one: %v; it is at revision %d", err, m.placementRevision)
@@ -277,7 +289,7 @@ func TestLargeBucketIsRead(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			_, _ = b.put(nodePrefix+name, beat, 0, false)
+			b.mustPut(t, nodePrefix+name, beat, 0, false)
 		}
 		m := slowMember(b)
 		ctx, stop := context.WithCancel(t.Context())
@@ -286,14 +298,11 @@ func TestLargeBucketIsRead(t *testing.T) {
 		defer stop()
 		work.Go(func() { m.watch(ctx) })
 		work.Go(func() {
-			for ; ctx.Err() == nil; _ = sleep(ctx, m.o.Interval) { // beats that are stored at once
-				b.mu.Lock()
-				revision, _ := b.put(m.key, m.beat(), m.revision, false)
-				b.mu.Unlock()
-				m.stored(revision)
+			for ; ctx.Err() == nil; time.Sleep(m.o.Interval) { // beats that are stored at once
+				m.stored(b.mustPut(t, m.key, m.beat(), m.revision, false))
 			}
 		})
-		_ = sleep(ctx, time.Minute)
+		time.Sleep(time.Minute)
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if !m.watched || len(m.roster.members) != 21 {
@@ -312,16 +321,16 @@ func TestSilentMemberGivesItsNameUp(t *testing.T) {
 		var ctx context.Context
 		ctx, m.stop = context.WithCancel(t.Context())
 		defer m.stop()
-		m.revision, _ = b.put(m.key, m.beat(), 0, false)
+		m.revision = b.mustPut(t, m.key, m.beat(), 0, false)
 		go m.beatLoop(ctx)
-		_ = sleep(ctx, 5*m.o.Interval)
+		time.Sleep(5 * m.o.Interval)
 		setAway := func(away bool) {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			b.away = away
 		}
 		setAway(true)
-		_ = sleep(ctx, 2*m.o.Bound)
+		time.Sleep(2 * m.o.Bound)
 		setAway(false)
 		other, err := json.Marshal(said("a", "other"))
 		if err != nil {
@@ -335,7 +344,7 @@ func TestSilentMemberGivesItsNameUp(t *testing.T) {
 			if err != nil {
 				t.Fatal("the member that was silent took its name back")
 			}
-			_ = sleep(ctx, m.o.Interval)
+			time.Sleep(m.o.Interval)
 		}
 		if !errors.Is(m.Err(), ErrNameTaken) {
 			t.Errorf("it ended with %v", m.Err())

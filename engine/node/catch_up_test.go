@@ -30,7 +30,9 @@ func TestFollowFromAnother(t *testing.T) {
 		_, err := nc.Subscribe("carillon.node."+name+".give.0", func(m *nats.Msg) {
 			asked <- name
 			refusal := &carillon.Error{Code: carillon.CodeInternal, Message: "damaged"}
-			_ = m.RespondMsg(&nats.Msg{Header: nats.Header{micro.ErrorCodeHeader: []string{"500"}}, Data: refusal.AppendJSON(nil)})
+			if err := m.RespondMsg(&nats.Msg{Header: nats.Header{micro.ErrorCodeHeader: []string{"500"}}, Data: refusal.AppendJSON(nil)}); err != nil {
+				t.Error(err)
+			}
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -54,6 +56,25 @@ func TestFollowFromAnother(t *testing.T) {
 	}
 }
 
+// openLocal opens the local log and the job table of a node that is not opened otherwise, until the test ends.
+func openLocal(t testing.TB, n *Node) {
+	t.Helper()
+	open := func(dir string, profile wal.Profile) *wal.Store {
+		store, err := wal.OpenStore(wal.Options{Dir: n.o.Data + dir, Profile: profile})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := store.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		return store
+	}
+	n.local = open("/log", wal.ProfileLog).Log()
+	n.saved = snapshot.OpenTable(open("/jobs", wal.ProfileTable))
+}
+
 // A partition whose checkpoint came from another node gets what the local log has above it. It is not followed if the local
 // log begins too late for that.
 func TestCatchUp(t *testing.T) {
@@ -74,20 +95,7 @@ func TestCatchUp(t *testing.T) {
 			}
 			n.log = n.o.Logger
 			n.clock.begin(false)
-			open := func(dir string, profile wal.Profile) *wal.Store {
-				store, err := wal.OpenStore(wal.Options{Dir: dir, Profile: profile})
-				if err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() {
-					if err := store.Close(); err != nil {
-						t.Error(err)
-					}
-				})
-				return store
-			}
-			n.local = open(n.o.Data+"/log", wal.ProfileLog).Log()
-			n.saved = snapshot.OpenTable(open(n.o.Data+"/jobs", wal.ProfileTable))
+			openLocal(t, n)
 			giver := engine.New(n.layout, 0)
 			p := &partition{machine: giver, chain: engine.NewChain(), table: table{saved: n.saved}}
 			n.partitions = []*partition{p}

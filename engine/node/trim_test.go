@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
-	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -19,20 +18,7 @@ func TestKeptLogMakesRoomToFire(t *testing.T) {
 	}
 	_, n.streams = openStreams(t)
 	n.clock.begin(false)
-	open := func(dir string, profile wal.Profile) *wal.Store {
-		store, err := wal.OpenStore(wal.Options{Dir: n.o.Data + dir, Profile: profile})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := store.Close(); err != nil {
-				t.Error(err)
-			}
-		})
-		return store
-	}
-	n.local = open("/log", wal.ProfileLog).Log()
-	n.saved = snapshot.OpenTable(open("/jobs", wal.ProfileTable))
+	openLocal(t, n)
 	p := &partition{machine: engine.New(n.layout, 0)}
 	p.follows.Store(true)
 	n.partitions = []*partition{p}
