@@ -181,7 +181,7 @@ func (c *Client) worker(o WorkerOptions) (*worker, error) {
 		return nil, err
 	}
 	o = o.withDefaults()
-	return &worker{Client: c, WorkerOptions: o, js: js, held: newDeliveries(o.Concurrency), from: make(map[int]beginning)}, nil
+	return &worker{Client: c, WorkerOptions: o, js: js, held: newDeliveries(o.Concurrency), consumers: make(map[int]*consumer)}, nil
 }
 
 func (w *worker) makeConsumers(ctx context.Context) (partitions int, err error) {
@@ -231,8 +231,25 @@ type worker struct {
 	held *deliveries
 	stop context.CancelCauseFunc // ends run
 
-	mu   sync.Mutex
-	from map[int]beginning // of the consumers, by partition
+	consumersMu sync.Mutex
+	consumers   map[int]*consumer // by partition
+}
+
+// consumer is what a worker knows of the consumer of one partition.
+type consumer struct {
+	mu   sync.Mutex // held while the consumer is looked for and made: the partition's two pullers may both find it missing
+	from *beginning // nil: not known
+}
+
+func (w *worker) consumer(p int) *consumer {
+	w.consumersMu.Lock()
+	defer w.consumersMu.Unlock()
+	c := w.consumers[p]
+	if c == nil {
+		c = &consumer{}
+		w.consumers[p] = c
+	}
+	return c
 }
 
 // beginning is the place in its stream at which a consumer begins.
@@ -315,9 +332,7 @@ func (w *worker) grow(ctx context.Context, next int, pullFrom func(p int)) {
 			if _, err := w.js.Stream(ctx, w.names.OutStream(next)); err != nil {
 				break // most often there is no such stream; after any other error, look again next time
 			}
-			w.mu.Lock()
-			w.from[next] = beginning{policy: jetstream.DeliverAllPolicy} // all that it holds came after the worker began
-			w.mu.Unlock()
+			w.consumer(next).from = &beginning{policy: jetstream.DeliverAllPolicy} // all that it holds came after the worker began
 			if err := w.makeConsumer(ctx, next); err != nil {
 				if ctx.Err() == nil {
 					w.OnError(nil, err)
@@ -341,8 +356,9 @@ const codeMaxAckPending = 10121
 // makeConsumer finds or makes the durable consumer of one partition. If this worker knows a former consumer that is gone, the new one
 // begins where that one began.
 func (w *worker) makeConsumer(ctx context.Context, p int) error {
-	w.mu.Lock() // the partition's two pullers may both find it missing
-	defer w.mu.Unlock()
+	known := w.consumer(p)
+	known.mu.Lock()
+	defer known.mu.Unlock()
 	want := jetstream.ConsumerConfig{
 		Durable:       w.Name,
 		Description:   "Carillon: workers " + w.Name,
@@ -357,7 +373,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	if w.StartNew {
 		want.DeliverPolicy = jetstream.DeliverNewPolicy
 	}
-	if from, ok := w.from[p]; ok {
+	if from := known.from; from != nil {
 		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
 	}
 	stream := w.names.OutStream(p)
@@ -392,7 +408,8 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	if err != nil {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
-	w.from[p] = beginningOf(consumer.CachedInfo())
+	from := beginningOf(consumer.CachedInfo())
+	known.from = &from
 	return nil
 }
 

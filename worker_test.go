@@ -1027,6 +1027,53 @@ func TestWorkWaitsForSlowServers(t *testing.T) {
 	})
 }
 
+// heldConsumers is a JetStream that does not answer about the consumer of one stream until it is released.
+type heldConsumers struct {
+	jetstream.JetStream
+	stream          string
+	asked, released chan struct{}
+}
+
+func (h *heldConsumers) Consumer(_ context.Context, stream, _ string) (jetstream.Consumer, error) {
+	if stream == h.stream {
+		close(h.asked)
+		<-h.released
+	}
+	return nil, jetstream.ErrConsumerNotFound
+}
+
+func (h *heldConsumers) CreateConsumer(_ context.Context, _ string, cfg jetstream.ConsumerConfig) (jetstream.Consumer, error) {
+	return slowConsumer{info: &jetstream.ConsumerInfo{Config: cfg}}, nil
+}
+
+// While one partition's consumer is waited for, another's is made.
+func TestConsumersAreMadeSideBySide(t *testing.T) {
+	t.Parallel()
+	w, err := Connect(&nats.Conn{}).worker(WorkerOptions{Topic: "t", Name: "g"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	js := &heldConsumers{stream: w.names.OutStream(0), asked: make(chan struct{}), released: make(chan struct{})}
+	w.js = js
+	made := make(chan int, 2)
+	ask := func(p int) {
+		go func() {
+			if err := w.makeConsumer(t.Context(), p); err != nil {
+				t.Error(err)
+			}
+			made <- p
+		}()
+	}
+	ask(0)
+	natstest.Receive(t, "a question about the first", js.asked)
+	ask(1)
+	if p := natstest.Receive(t, "a consumer while the first is waited for", made); p != 1 {
+		t.Errorf("the consumer of partition %d is made first", p)
+	}
+	close(js.released)
+	natstest.Receive(t, "the first consumer", made)
+}
+
 // Requests of topic queues are waited for as long as all others, and not for JetStream's five seconds.
 func TestTopicQueueTimeout(t *testing.T) {
 	t.Parallel()
