@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/servers"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -53,6 +55,35 @@ func TestFollowFromAnother(t *testing.T) {
 	p.failedFrom = "standby"
 	if from := p.giver(v); from != "standby" {
 		t.Errorf("node %q is asked where only one follows it", from)
+	}
+}
+
+// A part that is saved in vain, again and again, is asked for at ever longer intervals, up to a minute.
+func TestPartsInVain(t *testing.T) {
+	nc, s := openStreams(t)
+	n := &Node{o: Options{Name: "new", Prefix: "carillon", Stream: "CARILLON"}, streams: s, requestConn: nc, log: slog.New(slog.DiscardHandler)}
+	n.o.Data = t.TempDir()
+	n.servers.Config = servers.Config{Node: "new", URL: nc.ConnectedUrl(), Logger: n.log}
+	openLocal(t, n)
+	p := &partition{}
+	n.partitions = []*partition{p}
+	if _, err := nc.Subscribe("carillon.node.owner.give.0", func(m *nats.Msg) {
+		if err := m.Respond([]byte(`{"folder":"gone","id":"gone","position":7}`)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	v := cluster.View{Members: []cluster.Beat{{
+		Node: cluster.Node{Name: "owner"}, Report: cluster.Report{Partitions: []cluster.Progress{{Position: 7, Epoch: 1}}},
+	}}}
+	for _, want := range []time.Duration{2, 2, 4, 8, 16, 32, 60, 60} {
+		if got := p.untilFollowed(); got != want*time.Second {
+			t.Errorf("after %d parts in vain the next attempt is after %s, want %s", p.wastedParts, got, want*time.Second)
+		}
+		if err := n.follow(t.Context(), p, v); err == nil {
+			t.Fatal("a part that is not there is followed")
+		}
 	}
 }
 

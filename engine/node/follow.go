@@ -34,6 +34,8 @@ const (
 	// followAfter is how long a partition must have been placed here before it is taken from another node. If its former node was only
 	// restarted, that gets its partitions back within this time, and nothing need be moved.
 	followAfter = 2 * time.Second
+	// followPause is the longest pause between two attempts that have other nodes save the partition in vain, as one of other rules may do.
+	followPause = time.Minute
 	// placedWithin is how long a node that follows nothing waits for partitions to be placed on it, before it is ready without any.
 	placedWithin = 3 * time.Second
 	// followNear is how many records a partition may still lack when it applies the last ones while the node's reader waits.
@@ -63,6 +65,7 @@ func (n *Node) followLoop(ctx context.Context) error {
 			case wanted == p.follows.Load():
 				since[i] = time.Time{}
 				p.followError.Store(nil)
+				p.wastedParts = 0
 				continue
 			case since[i].IsZero():
 				since[i] = time.Now()
@@ -84,12 +87,18 @@ func (n *Node) followLoop(ctx context.Context) error {
 // followOrGiveUp begins to follow a partition, or stops following it, once that has been wanted for long enough.
 func (n *Node) followOrGiveUp(ctx context.Context, p *partition, v cluster.View, wanted bool, since time.Duration) error {
 	switch {
-	case wanted && since >= followAfter:
+	case wanted && since >= p.untilFollowed():
 		return n.follow(ctx, p, v)
 	case !wanted && since >= n.o.Linger && n.followedAsPlaced(v, p.number):
 		return n.unfollow(ctx, p)
 	}
 	return nil
+}
+
+// untilFollowed is how long to wait before an attempt to follow the partition, since it was placed here or the last attempt failed. It is
+// longer after each part that was saved in vain, except the first.
+func (p *partition) untilFollowed() time.Duration {
+	return min(followAfter<<min(max(0, p.wastedParts-1), 10), followPause)
 }
 
 // shouldFollow tells whether this node should follow a partition, by a view. It goes on following a partition that it serves, and one that
@@ -187,6 +196,7 @@ func (n *Node) followFrom(ctx context.Context, p *partition, from string) error 
 	if err != nil {
 		return fmt.Errorf("node %s: %w", from, err)
 	}
+	p.wastedParts++ // unless it comes to be followed
 	bucket, release, err := n.stateBucket(ctx)
 	if err != nil {
 		return err

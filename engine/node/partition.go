@@ -31,6 +31,7 @@ type partition struct {
 	follows     atomic.Bool           // if false, the machine is empty. Written under mu
 	followError atomic.Pointer[error] // why the latest attempt to follow it failed
 	failedFrom  string                // the node from which that one was; only followLoop uses it
+	wastedParts int                   // how many parts, one after the other, were saved for it in vain; only followLoop uses it
 	needs       atomic.Uint64         // while it is being taken or given up: position above which the log must be kept for that; 0: none
 	unfollowing atomic.Bool           // it is about to be given up: requests go to other nodes from now on
 	unanswered  atomic.Int64          // commands for it that this node took and has not answered
