@@ -351,6 +351,8 @@ func TestRefusedAtOnce(t *testing.T) {
 		"bench report FILE --pictures=":                                   `"--pictures" flag: is empty`,
 		"job put a --payload-file=":                                       `"--payload-file" flag: is empty`,
 		"serve --data=":                                                   `"--data" flag: is empty`,
+		"serve --data nowhere --name=":                                    `"--name" flag: is empty`,
+		"serve --data nowhere --nats b --zone=":                           `"--zone" flag: is empty`,
 	} {
 		args := strings.Fields(strings.NewReplacer("FILE", file, "DIR", filepath.Dir(file), "TIME", "2027-01-15T09:00:00Z").Replace(line))
 		if code, out, errOut := run(t, args...); code != exitUsage || out != "" || !strings.Contains(errOut, says) {

@@ -84,12 +84,12 @@ func (s *serveFlags) process(f *pflag.FlagSet) {
 
 // sharing adds the flags about the NATS that has the engine's streams, and about the engines that share it.
 func (s *serveFlags) sharing(f *pflag.FlagSet) {
-	f.StringVar(&s.options.Name, "name", "", "name of this node, one of the service (default the host's)")
+	f.Var((*nonEmpty)(&s.options.Name), "name", "name of this node, one of the service (default the host's)")
 	f.Var((*nonEmpty)(&s.options.NATSConfig), "nats-config", "nats-server configuration file for the embedded server: TLS, accounts, cluster")
 	f.Var((*nonEmpty)(&s.options.NATSAccount), "nats-account", "with --nats-config: the account that holds the streams")
 	f.Var((*nonEmpty)(&s.options.NATS), "nats", "URLs of an external NATS instead of the embedded server")
 	f.IntVar(&s.options.Weight, "weight", 1, "with --nats: this node's share of the partitions, relative to the weights of the others")
-	f.StringVar(&s.options.Zone, "zone", "", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
+	f.Var((*nonEmpty)(&s.options.Zone), "zone", "with --nats: what fails together with this node, e.g. a rack; owner and standby are in different ones")
 	f.StringVar((*string)(&s.options.Follow), "follow", string(node.FollowAll), "with --nats: which partitions' jobs this node keeps: all, or placed, those that it owns or is a standby of")
 	f.IntVar(&s.options.Standbys, "standbys", 1, "with --nats: how many nodes stand by to take over each partition; -1 for none. Set alike on all nodes")
 	f.IntVar(&s.options.Replicas, "replicas", 1, "with --nats: replicas of the streams when they are made; those that are there must have as many, and may have more")
