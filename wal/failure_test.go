@@ -344,11 +344,11 @@ func TestOneFailure(t *testing.T) {
 
 // A real full disk.
 func TestRealDiskFull(t *testing.T) {
-	dir, ok := smalldisk.Mount(t, 6)
+	dir, ok := smalldisk.Mount(t, 12)
 	if !ok {
 		return
 	}
-	drop := smalldisk.Fill(t, dir, 3<<20) // to be dropped later, to make room again
+	drop := smalldisk.Fill(t, dir, 3<<20) // to be dropped later, to make room again: for a compaction of all that is there, too
 	opts := Options{Dir: filepath.Join(dir, "db"), MemTableBytes: 512 << 10}
 	s := open(t, opts)
 	acked, tried, err := fill(s, 1, 100_000)
