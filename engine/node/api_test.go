@@ -91,6 +91,56 @@ func TestAnswersGoToWhoAsked(t *testing.T) {
 	}
 }
 
+// A partition that this node is about to give up gets no more commands here: they go to another node. What other nodes forward it takes, or
+// the two would send it to and fro.
+func TestCommandsBeforeAPartitionIsGivenUp(t *testing.T) {
+	nc, _ := openStreams(t)
+	n := &Node{
+		server: new(embedded.Server), o: Options{Prefix: "carillon", Name: "a"}, requestConn: nc, log: slog.New(slog.DiscardHandler),
+		meters: newMeters(func() *Node { return nil }), partitions: []*partition{{}},
+	}
+	p := n.partitions[0]
+	p.follows.Store(true)
+	for _, c := range []struct {
+		subject     string
+		unfollowing bool
+		want        carillon.Code
+	}{
+		{"carillon.api.put.j", false, carillon.CodeInvalidJSON},
+		{"carillon.api.put.j", true, carillon.CodeUnavailable}, // there is no other node
+		{"carillon.node.a.api.put.j", true, carillon.CodeInvalidJSON},
+	} {
+		p.unfollowing.Store(c.unfollowing)
+		answers := make(chan *nats.Msg, 1)
+		reply := nats.NewInbox()
+		sub, err := nc.ChanSubscribe(reply, answers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.handleCommand(command{asks{reply: reply}, c.subject}, carillon.VerbPut)
+		answer := natstest.Receive(t, "an answer", answers)
+		if err := carillon.ParseError(answer.Data); !errors.Is(err, &carillon.Error{Code: c.want}) {
+			t.Errorf("a command on %s while the partition is given up (%t) ends with %v, want %s", c.subject, c.unfollowing, err, c.want)
+		}
+		if err := sub.Unsubscribe(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if open := p.unanswered.Load(); open != 0 {
+		t.Errorf("%d commands count as unanswered", open)
+	}
+}
+
+// command is a request on a subject, whose body is no JSON.
+type command struct {
+	asks
+	subject string
+}
+
+func (c command) Subject() string      { return c.subject }
+func (command) Data() []byte           { return []byte("{") }
+func (command) Headers() micro.Headers { return nil }
+
 // Lists wait for those before them, and selections beyond the bound are refused: each takes memory.
 func TestListsAndSelectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
