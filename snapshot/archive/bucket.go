@@ -330,6 +330,7 @@ type bucketLock struct {
 	name     string
 	stop     chan struct{}
 	renewing sync.WaitGroup
+	late     bool // the latest renewal was not answered in time, and may be stored yet; only renew uses it until that has ended
 }
 
 // takeOver fails if another lock is alive, and removes those that are not. If the other one is younger, as that of a caller who came later,
@@ -397,7 +398,7 @@ func (l *bucketLock) renew() {
 		ctx, cancel := context.WithTimeout(context.Background(), l.bucket.renewInterval)
 		err := l.Check(ctx)
 		if err == nil {
-			_ = l.bucket.Put(ctx, l.name, []byte(l.name))
+			l.late = l.bucket.Put(ctx, l.name, []byte(l.name)) != nil
 		}
 		cancel()
 		if errors.Is(err, ErrLocked) {
@@ -418,6 +419,11 @@ func (l *bucketLock) Check(ctx context.Context) error {
 func (l *bucketLock) Release(ctx context.Context) error {
 	close(l.stop)
 	l.renewing.Wait()
+	if l.late && l.Check(ctx) == nil {
+		// The stream stores a renewal that is still on its way before this one, so removing this one removes that, too. If this fails, what
+		// comes later ends by itself (lockTTL).
+		_ = l.bucket.Put(ctx, l.name, []byte(l.name))
+	}
 	return l.remove(ctx)
 }
 
