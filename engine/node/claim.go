@@ -134,6 +134,10 @@ func (n *Node) claimApplied(p *partition) {
 	defer p.out.Unlock()
 	switch {
 	case st.Epoch == mine:
+		if !p.serving {
+			p.pause = 0 // what earlier chains were lost to says nothing about this one
+			notify(p.begun)
+		}
 		p.serving = true
 		n.alarm.Wake() // there may be ticks to make
 		return

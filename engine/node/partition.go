@@ -56,6 +56,8 @@ type partition struct {
 	resumed   time.Time      // when the chain was last resumed
 	pause     time.Duration  // before the next attempt to resume it
 
+	begun chan struct{} // notified when this node begins to serve the partition
+
 	// Checkpoints.
 	checkpointing     sync.Mutex    // held while a checkpoint is taken
 	checkpointWaiters atomic.Int32  // how many goroutines wait for it

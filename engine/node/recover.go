@@ -50,7 +50,7 @@ func (n *Node) openPartitions() error {
 	errs := make([]error, n.layout.Partitions)
 	for i := range n.partitions {
 		work.Go(func() {
-			p := &partition{number: i, chain: engine.NewChain(), table: table{saved: n.saved, number: uint16(i)}}
+			p := &partition{number: i, chain: engine.NewChain(), begun: make(chan struct{}, 1), table: table{saved: n.saved, number: uint16(i)}}
 			var position uint64
 			p.machine, position, errs[i] = n.recoverPartition(i)
 			switch {

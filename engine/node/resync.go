@@ -23,7 +23,7 @@ const (
 
 // resync asks the output stream how far it is, and resumes the chain from there. It tries until it
 // succeeds, the partition stops or is no longer this node's, or the node stops. If the chain is lost again right after it
-// was resumed, the pause before the next attempt is longer each time.
+// was resumed, the pause before the next attempt is longer each time, until this node begins to serve the partition anew.
 func (n *Node) resync(ctx context.Context, p *partition) {
 	p.out.Lock()
 	if time.Since(p.resumed) > resumePauseMax {
@@ -35,7 +35,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	p.out.Unlock()
 	var contradicted time.Time // since when the stream has contradicted the log
 	for {
-		if before > 0 && !sleep(ctx, before) {
+		if before > 0 && !p.rest(ctx, before) {
 			return
 		}
 		err := n.resume(ctx, p)
@@ -72,6 +72,19 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		p.out.Unlock()
 		before = min(max(2*before, resumePauseMin), answerPauseMax)
 	}
+}
+
+// rest waits for d, or until this node begins to serve the partition. It returns false, at once, when ctx ends first.
+func (p *partition) rest(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.begun:
+	case <-t.C:
+	}
+	return true
 }
 
 var (

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"log/slog"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -91,4 +93,40 @@ func TestDisplacedInGivenUp(t *testing.T) {
 	if _, err := n.replaceDisplaced(t.Context(), p, 7, 9, []uint64{9}); !errors.Is(err, errNotOwner) {
 		t.Errorf("it is replaced: %v", err)
 	}
+}
+
+// A partition that this node gets back is published at once, however long the pauses had become by when it was taken.
+func TestPublishedOnceClaimed(t *testing.T) {
+	wake := newAlarm(t)
+	synctest.Test(t, func(t *testing.T) {
+		n := &Node{o: Options{Name: "a"}, layout: engine.Layout{Prefix: "carillon", Partitions: 1}, log: slog.New(slog.DiscardHandler), alarm: wake}
+		n.membership.changed = make(chan struct{}, 1)
+		p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain(), sentClaim: true, begun: make(chan struct{}, 1)}
+		p.resumed, p.pause = time.Now(), resumePauseMax/2
+		resync := func() (took time.Duration) {
+			began := time.Now()
+			n.resync(t.Context(), p)
+			return time.Since(began)
+		}
+		took := make(chan time.Duration)
+		go func() { took <- resync() }()
+		synctest.Wait()
+
+		claim := engine.Rules()
+		claim.Node = "a"
+		e := n.layout.Decode(&engine.Record{Seq: 1, Time: 1, Subject: n.layout.LogSubject(0, "claim"), Data: claim.Encode()})
+		p.mu.Lock()
+		if _, err := p.machine.Apply(&e); err != nil {
+			t.Error(err)
+		}
+		n.claimApplied(p)
+		p.stopped = errors.New("so that the next attempt is the last one")
+		p.mu.Unlock()
+		if d := <-took; d != 0 {
+			t.Errorf("the attempt that waited came %s later", d)
+		}
+		if d := resync(); d != 0 {
+			t.Errorf("one more came %s later", d)
+		}
+	})
 }
