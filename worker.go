@@ -134,7 +134,7 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // including those that wait for their RetryDelay; the others stay in the stream until one of these is answered.
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for the options or a missing handler; CodeInvalidField when the name is in use with
-// another topic (with Partitions set, only when a trigger of that topic comes); CodeNotFound when the service has no streams;
+// another topic (with Partitions set, or where somebody changes the consumers later, when a trigger of that topic comes); CodeNotFound when the service has no streams;
 // context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors
 // of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
@@ -456,8 +456,8 @@ func (w *worker) trigger(d delivery) (*Trigger, error) {
 	if err := w.names.parseTrigger(t, d.msg.Subject, d.msg.Header, d.msg.Data); err != nil {
 		return nil, fmt.Errorf("carillon: no trigger on %s: %w", d.msg.Subject, err)
 	}
-	if w.Partitions > 0 && !MatchTopic(w.Topic, t.Topic) { // else makeConsumer has found out already
-		return nil, otherTopic{errField(CodeInvalidField, "name", "the workers %s on %s take %s, too, not only %s",
+	if !MatchTopic(w.Topic, t.Topic) { // somebody else made the consumer, or changed it since
+		return nil, otherTopic{errField(CodeInvalidField, "name", "the workers %s on %s take %s, not only %s",
 			w.Name, w.names.OutStream(t.Partition), t.Topic, w.Topic)}
 	}
 	var ok bool

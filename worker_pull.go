@@ -41,7 +41,9 @@ func (w *worker) pullAll(ctx context.Context, partition int) {
 	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection, which has no subscriptions
 	for ctx.Err() == nil {
 		err := p.pull(ctx)
-		if p.silent { // the server may have removed the subscription, for a right or a limit, and does not restore it
+		// The server may have removed the subscription, for a right or a limit, and does not restore it. While the connection is down there is
+		// nothing to do: nats.go subscribes again, and would do so for the drained subscription as well, and never end that.
+		if p.silent && !p.nc.IsReconnecting() {
 			_ = sub.Drain() // messages on their way still come
 			sub = p.subscribe(ctx)
 		}

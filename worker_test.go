@@ -633,6 +633,83 @@ func TestWorkPreparedForOthers(t *testing.T) {
 	eventually(t, "the trigger goes to another", func() bool { return got.Load() != nil })
 }
 
+// So does one whose consumer was changed to another topic while it ran.
+func TestWorkConsumerChanged(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	c := Connect(nc)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.Work(t.Context(), WorkerOptions{Topic: "t", Name: "g"}, func(_ context.Context, tr *Trigger) error {
+			t.Errorf("it was given %s of %s", tr.Job, tr.Topic)
+			return nil
+		})
+	}()
+	eventually(t, "the consumer made", made(t, js, "g", 1))
+	changed := consumerInfo(t, js, "g", 0).Config
+	changed.FilterSubject = DefaultNames().Trigger(0, "u")
+	if _, err := js.UpdateConsumer(t.Context(), DefaultNames().OutStream(0), changed); err != nil {
+		t.Fatal(err)
+	}
+	out.trigger(0, "u", "j", 1000, "")
+	if err := natstest.Receive(t, "the worker's end", ended); !errors.Is(err, &Error{Code: CodeInvalidField, Field: "name"}) {
+		t.Errorf("it ended with %v", err)
+	}
+	var got atomic.Bool
+	startWorker(t, c, WorkerOptions{Topic: "u", Name: "g"}, func(context.Context, *Trigger) error {
+		got.Store(true)
+		return nil
+	})
+	eventually(t, "the trigger goes to another", got.Load)
+}
+
+// A worker whose connection was down for longer than it waits for messages is subscribed to its inbox once, as before.
+func TestWorkSubscribesOnce(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{JetStream: true})
+	js, err := jetstream.New(dial(t, ns.ClientURL()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := makeOutput(t, js, 1)
+	nc, err := nats.Connect(ns.ClientURL(), nats.ReconnectWait(3*pullWait), nats.ReconnectJitter(0, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	var handled atomic.Int32
+	startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g"}, func(context.Context, *Trigger) error {
+		handled.Add(1)
+		return nil
+	})
+	subscriptions := func() uint32 {
+		id, err := nc.GetClientID()
+		if err != nil {
+			t.Fatal(err)
+		}
+		of, err := ns.Connz(&server.ConnzOptions{CID: id})
+		if err != nil || len(of.Conns) != 1 {
+			t.Fatalf("%d connections, %v", len(of.Conns), err)
+		}
+		return of.Conns[0].NumSubs
+	}
+	out.trigger(0, "t", "first", 1000, "")
+	eventually(t, "the first trigger handled", func() bool { return handled.Load() == 1 })
+	before := subscriptions()
+	id, err := nc.GetClientID()
+	if err == nil {
+		err = ns.DisconnectClientByID(id)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.trigger(0, "t", "second", 2000, "")
+	eventually(t, "the second trigger handled", func() bool { return handled.Load() == 2 })
+	if after := subscriptions(); after != before {
+		t.Errorf("it has %d subscriptions, and had %d", after, before)
+	}
+}
+
 // Workers of one name that differ in AckWait give signs of life by their own: the consumers have the longest.
 func TestWorkConsumers(t *testing.T) {
 	nc, js := startNATS(t)
