@@ -171,7 +171,7 @@ func (c *Client) Delete(ctx context.Context, id string, options ...CommandOption
 	reply, retried, err := c.ask(ctx, request{
 		subject: c.names.API(VerbDelete, id), body: AppendCondition(nil, o.ifVersion), id: o.request, retry: !o.once, within: c.timeout,
 	})
-	err = afterRetry(retried, err)
+	err = afterRetry(VerbDelete, retried, err)
 	if retried && errors.Is(err, &Error{Code: CodeNotFound}) {
 		return JobReply{ID: id, Status: StatusDeleted, Spec: Job{ID: id}}, nil
 	}

@@ -25,7 +25,7 @@ func (c *Client) askJob(ctx context.Context, verb Verb, id string, body []byte, 
 		return JobReply{}, err
 	}
 	reply, retried, err := c.ask(ctx, request{subject: c.names.API(verb, id), body: body, id: requestID, retry: retry, within: c.timeout})
-	if err := afterRetry(retried, err); err != nil {
+	if err := afterRetry(verb, retried, err); err != nil {
 		return JobReply{}, err
 	}
 	return ParseJobReply(reply)
@@ -37,13 +37,19 @@ func (c *Client) query(ctx context.Context, subject string, body []byte) (reply 
 	return reply, err
 }
 
-// afterRetry returns the error of a command that may have a condition. A version conflict that only a later try met says nothing about
-// the outcome: an earlier try may have been applied, and then another command.
-func afterRetry(retried bool, err error) error {
-	if !retried || !errors.Is(err, &Error{Code: CodeVersionConflict}) {
+// afterRetry returns the error of a command that may have a condition. A condition that only a later try found not to hold says nothing
+// about the outcome: an earlier try may have been applied, and then another command.
+func afterRetry(verb Verb, retried bool, err error) error {
+	conflict := errors.Is(err, &Error{Code: CodeVersionConflict}) || verb == VerbPut && errors.Is(err, &Error{Code: CodeNotFound})
+	if !retried || !conflict {
 		return err
 	}
-	return &Error{Code: CodeUnavailable, Message: "no answer in time, and now " + AsError(err).Message + "; the outcome is unknown"}
+	return refusedLater(AsError(err))
+}
+
+// refusedLater is the error of a command that a later try was refused, for a reason that says nothing about the tries before it.
+func refusedLater(refusal *Error) error {
+	return &Error{Code: CodeUnavailable, Message: "no answer in time, and now " + refusal.Message + "; the outcome is unknown"}
 }
 
 type request struct {
@@ -84,10 +90,14 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 				return answer.Data, uncertain, nil
 			}
 			refusal := ParseError(answer.Data)
-			if refusal.Code != CodeUnavailable {
+			switch {
+			case refusal.Code == CodeUnavailable:
+				err = refusal
+			case refusal.Code == CodeLimitExceeded && uncertain && !r.query: // this try did nothing, one before it may have
+				err = refusedLater(refusal)
+			default:
 				return nil, uncertain, refusal
 			}
-			err = refusal
 		} else if err = c.connectionError(err); !errors.Is(err, &Error{Code: CodeUnavailable}) {
 			return nil, uncertain, err
 		}

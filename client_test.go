@@ -336,29 +336,66 @@ func TestClientGivesUp(t *testing.T) {
 	}
 }
 
-// A condition that holds no longer says nothing of a try whose answer was lost: it may have been applied.
-func TestClientConflictOfRetry(t *testing.T) {
+// What a later try meets, a condition that holds no longer or a service without room, says nothing of a try whose answer was lost: it may
+// have been applied.
+func TestClientRefusedLater(t *testing.T) {
 	nc, _ := startNATS(t)
 	s := startService(t, nc)
 	c := Connect(nc, WithTimeout(9*time.Second)) // 3 s a try
-	conflict := answer{refusal: &Error{Code: CodeVersionConflict, Field: "if_version", Message: "job is at version 3, not 1"}}
+	conflict := &Error{Code: CodeVersionConflict, Field: "if_version", Message: "job is at version 3, not 1"}
+	gone := &Error{Code: CodeNotFound, Message: "no job"}
+	full := &Error{Code: CodeLimitExceeded, Message: "more than 8192 requests are in progress"}
+	put := func(id string) (JobReply, error) {
+		return c.Put(t.Context(), Job{ID: id, Schedule: "@hourly"}, IfVersion(1))
+	}
 	var work sync.WaitGroup
-	for verb, call := range map[Verb]func() (JobReply, error){
-		VerbPut:    func() (JobReply, error) { return c.Put(t.Context(), Job{ID: "j", Schedule: "@hourly"}, IfVersion(1)) },
-		VerbPause:  func() (JobReply, error) { return c.Pause(t.Context(), "j", IfVersion(1)) },
-		VerbDelete: func() (JobReply, error) { return c.Delete(t.Context(), "j", IfVersion(1)) },
+	for name, o := range map[string]struct {
+		verb Verb
+		call func(id string) (JobReply, error)
+		*Error
+	}{
+		"put-conflict":    {VerbPut, put, conflict},
+		"put-gone":        {VerbPut, put, gone},
+		"put-full":        {VerbPut, put, full},
+		"pause-conflict":  {VerbPause, func(id string) (JobReply, error) { return c.Pause(t.Context(), id, IfVersion(1)) }, conflict},
+		"pause-full":      {VerbPause, func(id string) (JobReply, error) { return c.Pause(t.Context(), id) }, full},
+		"delete-conflict": {VerbDelete, func(id string) (JobReply, error) { return c.Delete(t.Context(), id, IfVersion(1)) }, conflict},
+		"delete-full":     {VerbDelete, func(id string) (JobReply, error) { return c.Delete(t.Context(), id) }, full},
 	} {
-		s.answers(c.Names().API(verb, "j"), answer{}, conflict)
+		subject := c.Names().API(o.verb, name)
+		s.answers(subject, answer{}, answer{refusal: o.Error})
 		work.Go(func() {
-			if _, err := call(); !errors.Is(err, &Error{Code: CodeUnavailable}) || errors.Is(err, &Error{Code: CodeVersionConflict}) {
-				t.Errorf("%s, after a try without an answer: %v; want unavailable", verb, err)
+			if _, err := o.call(name); !errors.Is(err, unknown) || errors.Is(err, o.Error) {
+				t.Errorf("%s, after a try without an answer: %v; want unavailable", name, err)
 			}
-			if _, err := call(); !errors.Is(err, &Error{Code: CodeVersionConflict}) {
-				t.Errorf("%s: %v; want version_conflict", verb, err)
+			if _, err := o.call(name); !errors.Is(err, o.Error) {
+				t.Errorf("%s: %v; want %s", name, err, o.Code)
+			}
+			tries := s.requests(subject)
+			tries = tries[:len(tries)-1] // the last one is the second call's
+			if len(tries) < 2 || o.Error == full && len(tries) < 3 {
+				t.Errorf("%s was tried %d times", name, len(tries))
+			}
+			for _, m := range tries {
+				if m.Header.Get(HeaderRequest) != tries[0].Header.Get(HeaderRequest) {
+					t.Errorf("%s was sent under another %s", name, HeaderRequest)
+				}
 			}
 		})
 	}
 	work.Wait()
+}
+
+// A command that was answered late is applied once there is room for its copy, which is answered as the first one would have been.
+func TestClientRoomLater(t *testing.T) {
+	nc, _ := startNATS(t)
+	s := startService(t, nc)
+	c := Connect(nc, WithTimeout(6*time.Second)) // 2 s a try
+	full := answer{refusal: &Error{Code: CodeLimitExceeded}}
+	s.answers(c.Names().API(VerbPut, "j"), answer{}, full, full, answer{body: (&JobReply{ID: "j", Version: 7}).AppendJSON(nil)})
+	if j, err := c.Put(t.Context(), Job{ID: "j", Schedule: "@hourly"}); err != nil || j.Version != 7 {
+		t.Errorf("version %d, %v", j.Version, err)
+	}
 }
 
 // Answers that are lost are asked for again as often as there is time.

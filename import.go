@@ -178,6 +178,9 @@ func ParseImportReply(body []byte) (p ImportReply, err error) {
 			e = r.list(name, func() *Error {
 				var f ImportFail
 				e := f.read(&r)
+				if e == nil && (f.Line == 0 || f.Error == nil) {
+					e = errField(CodeInvalidField, name, "must have line and error")
+				}
 				p.Failed = append(p.Failed, f)
 				return e
 			})
@@ -250,22 +253,31 @@ func (im *importing) run(jobs iter.Seq[ImportJob]) error {
 	return im.split(jobs)
 }
 
-// imports asks whether the service knows imports: a service that is there does not if nobody listens for them. If nothing answers at
-// all, it returns false, and the puts will say why.
+// imports asks whether the service knows imports: a service that is there does not if nobody listens for them. One that is starting is
+// waited for. If nothing answers in time, imports returns false, and the puts will say why.
 func (c *Client) imports(ctx context.Context) bool {
-	taken := func() bool {
+	asked := func(verb Verb, query bool) error {
 		ctx, cancel := context.WithTimeout(ctx, c.timeout)
 		defer cancel()
-		_, err := c.try(ctx, nats.NewMsg(c.names.API(VerbImport, "")), request{})
-		return !errors.Is(err, nats.ErrNoResponders)
+		_, err := c.try(ctx, nats.NewMsg(c.names.API(verb, "")), request{query: query, within: c.timeout})
+		return err
 	}
-	if taken() {
-		return true
+	taken := func() bool { return !errors.Is(asked(VerbImport, false), nats.ErrNoResponders) }
+	began := time.Now()
+	for pause := 5 * time.Millisecond; !taken(); pause = min(2*pause, time.Second) {
+		if asked(VerbStatus, true) == nil { // a tenant is never answered that
+			return taken() // it may have begun just now
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+		if time.Since(began) > c.timeout {
+			return false
+		}
 	}
-	if _, err := c.Status(ctx); err != nil { // Status waits for an engine that is starting
-		return false
-	}
-	return taken()
+	return true
 }
 
 // importing is one call of Import or Restore.
@@ -399,7 +411,7 @@ func (im *importing) settle(b *importBatch, reply ImportReply, err error) {
 	im.onReply(b, reply, err)
 }
 
-// shouldRetry tells whether to send lines again. some is whether the service accepted some of the latest request's.
+// shouldRetry tells whether to go on sending what the service does not accept. some is whether it accepted some of the latest request.
 func (im *importing) shouldRetry(some bool) bool {
 	im.mu.Lock()
 	defer im.mu.Unlock()
@@ -486,7 +498,7 @@ func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 	for range putWindow {
 		im.senders.Go(func() {
 			for job := range work {
-				im.report(job.i, im.put(job.ImportJob))
+				im.report(job.i, im.putPatiently(job.ImportJob))
 			}
 		})
 	}
@@ -502,6 +514,16 @@ func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 		i++
 	}
 	return nil
+}
+
+// putPatiently puts a job, unless the service has accepted none for too long.
+func (im *importing) putPatiently(j ImportJob) error {
+	if !im.shouldRetry(false) && im.ctx.Err() == nil {
+		return &Error{Code: CodeUnavailable, Message: "nothing was sent, because the service has accepted no job for " + (importPatience * im.timeout).String()}
+	}
+	err := im.put(j)
+	im.shouldRetry(!errors.Is(err, noRoom) && !errors.Is(err, unknown))
+	return err
 }
 
 // put leaves no moment in which a job that is to be paused could fire: first it makes the job without a schedule and pauses it, then

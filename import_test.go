@@ -423,25 +423,34 @@ func TestClientFindsConnection(t *testing.T) {
 	unclear(t, "put", err)
 }
 
+// bubbleNATS connects to a server within a bubble of synctest.
+func bubbleNATS(t *testing.T) *nats.Conn {
+	t.Helper()
+	ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Start()
+	t.Cleanup(func() {
+		ns.Shutdown()
+		ns.WaitForShutdown()
+		time.Sleep(time.Second) // a handler may be at it yet
+	})
+	nc, err := nats.Connect("", nats.InProcessServer(ns))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
 // An import goes on where the service takes longer for what is under way at once than a try is waited for: what is not answered is sent
 // again one by one, and not all of it beside each other, for ever.
 func TestClientImportSlow(t *testing.T) {
 	const jobs = 12 * MaxImportLines
 	synctest.Test(t, func(t *testing.T) {
-		ns, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
-		if err != nil {
-			t.Fatal(err)
-		}
-		ns.Start()
-		defer time.Sleep(time.Second) // a handler may be at it yet
-		defer ns.WaitForShutdown()
-		defer ns.Shutdown()
-		nc, err := nats.Connect("", nats.InProcessServer(ns))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer nc.Close()
-		_, err = nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
+		nc := bubbleNATS(t)
+		_, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
 			if len(m.Data) > 0 {
 				time.Sleep(800 * time.Millisecond)
 			}
@@ -535,5 +544,61 @@ func TestClientImportWhileServiceStarts(t *testing.T) {
 	restored := 0
 	if err := Connect(nc).Restore(t.Context(), slices.Values(numbered(3)), func(r Restored) { restored += int(r.Imported) }); err != nil || restored != 3 {
 		t.Errorf("%d of 3 were restored, %v", restored, err)
+	}
+}
+
+// So it is where the service does not answer what its status is, as to a tenant.
+func TestClientImportWithoutStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nc := bubbleNATS(t)
+		time.AfterFunc(3*time.Second, func() {
+			if _, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) {
+				if err := m.Respond((&ImportReply{Imported: uint64(strings.Count(string(m.Data), "\n"))}).AppendJSON(nil)); err != nil {
+					t.Error(err)
+				}
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+		began, restored := time.Now(), 0
+		err := Connect(nc).Restore(t.Context(), slices.Values(numbered(3)), func(r Restored) { restored += int(r.Imported) })
+		if took := time.Since(began); err != nil || restored != 3 || took > 5*time.Second {
+			t.Errorf("%d of 3 were restored after %s, %v", restored, took, err)
+		}
+	})
+}
+
+// Where no service answers, an import gives the jobs up after ten timeouts together, and not after one for each job.
+func TestClientImportWithoutService(t *testing.T) {
+	const jobs = 20 * importPatience * putWindow
+	synctest.Test(t, func(t *testing.T) {
+		began, failed := time.Now(), 0
+		err := Connect(bubbleNATS(t)).Import(t.Context(), slices.Values(numbered(jobs)), func(_ int, err error) {
+			if failed++; !errors.Is(err, unknown) {
+				t.Error(err)
+			}
+		})
+		if took := time.Since(began); err != nil || failed != jobs || took > (importPatience+3)*DefaultTimeout {
+			t.Errorf("%d of %d failed after %s, %v", failed, jobs, took, err)
+		}
+	})
+}
+
+// Who gives up a restore before a service answers is told that he did.
+func TestClientRestoreGivenUp(t *testing.T) {
+	nc, _ := startNATS(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := Connect(nc).Restore(ctx, slices.Values(numbered(1)), func(Restored) {}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+}
+
+// An answer that does not say which lines failed, or why, is one that cannot be read.
+func TestParseImportReplyIncomplete(t *testing.T) {
+	for _, failed := range []string{`{"line":1}`, `{"error":{"code":"internal","message":"m"}}`, `{"line":1,"error":null}`, `{"line":null,"error":{"code":"internal","message":"m"}}`} {
+		if _, err := ParseImportReply([]byte(`{"type":"` + TypeImport + `","imported":0,"unchanged":0,"failed":[` + failed + `]}`)); !errors.Is(err, &Error{Code: CodeInternal}) {
+			t.Errorf("%s: %v", failed, err)
+		}
 	}
 }

@@ -85,6 +85,9 @@ type RestoreFailure struct {
 // service does not know imports.
 func (c *Client) Restore(ctx context.Context, jobs iter.Seq[ImportJob], done func(Restored)) error {
 	if !c.imports(ctx) {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		return &Error{Code: CodeUnavailable, Message: "no service answers, or it knows no imports"}
 	}
 	im := importing{Client: c, ctx: ctx, batches: make(chan *importBatch), again: make(chan struct{}, 1)}
