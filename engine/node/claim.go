@@ -15,6 +15,13 @@ import (
 // claimPause is the time between two attempts to claim in a log stream that is full. Meanwhile the stream is read, and trimmed.
 const claimPause = 250 * time.Millisecond
 
+// Least time between two claims of which the first was not answered in time. A claim that is stored although its answer is late makes void
+// the ticks that follow under the one before it, so if claims came faster than answers none would ever count.
+const (
+	claimLate    = 250 * time.Millisecond // the first one may be lost
+	claimLateAll = 500 * time.Millisecond // that many are lost is less likely than that answers take long
+)
+
 // claimBody is the body of this node's claims.
 func (n *Node) claimBody() []byte {
 	claim := engine.Rules()
@@ -70,8 +77,7 @@ func newerRules(p *partition, st engine.Stats) error {
 }
 
 // claim appends a claim of one partition, unless one is on its way or the partition was just given up. The node owns the partition when the
-// claim comes back in the log (claimApplied). If the answer to the claim is late, the node claims again: the first claim may be lost, and if
-// it is not, two do no harm.
+// claim comes back in the log (claimApplied). If the answer to the claim is late, the node claims again: the first claim may be lost.
 func (n *Node) claim(p *partition) {
 	p.mu.Lock()
 	if p.claiming || !p.follows.Load() {
@@ -79,6 +85,7 @@ func (n *Node) claim(p *partition) {
 		return
 	}
 	p.claiming, p.sentClaim, p.claimed = true, true, time.Now()
+	p.claimable = p.claimed.Add(claimAgain)
 	p.claims++
 	number := p.claims
 	p.mu.Unlock()
@@ -95,8 +102,15 @@ func (n *Node) claim(p *partition) {
 		}
 		p.claiming = false
 		notify(n.membership.changed) // a hand-over may wait for the outcome
-		if err != nil {
-			p.claimed = time.Time{} // so that mayClaim allows another at once: the log may have a leader again at any moment
+		switch {
+		case errors.Is(err, streams.ErrLate):
+			p.claimable = p.claimed.Add(claimLate)
+			if p.late {
+				p.claimable = p.claimed.Add(claimLateAll)
+			}
+			p.late = true
+		case err != nil:
+			p.claimable = time.Time{} // at once: the log may have a leader again at any moment
 		}
 	}
 	if err := n.streams.Log.PublishReportLate(n.layout.LogSubject(p.number, "claim"), n.claimBody(), done); err != nil {
@@ -134,6 +148,7 @@ func (n *Node) claimApplied(p *partition) {
 	defer p.out.Unlock()
 	switch {
 	case st.Epoch == mine:
+		p.late, p.claimable = false, p.claimed.Add(claimAgain)
 		if !p.serving {
 			p.pause = 0 // what earlier chains were lost to says nothing about this one
 			notify(p.begun)

@@ -22,6 +22,8 @@ type partition struct {
 	sentClaim bool      // a claim was sent during this run, and the partition has not been given up since
 	claims    uint64    // how many claims were sent
 	claimed   time.Time // when the last one was sent
+	claimable time.Time // when another one may be sent
+	late      bool      // the last one was not answered in time
 	takenAt   time.Time // when this node learned that another one had taken the partition from it
 	takenBack bool      // that was soon after this node had claimed it
 	stopped   error     // why the partition stopped for good; nil: it did not

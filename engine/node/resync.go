@@ -25,6 +25,10 @@ const (
 // succeeds, the partition stops or is no longer this node's, or the node stops. If the chain is lost again right after it
 // was resumed, the pause before the next attempt is longer each time, until this node begins to serve the partition anew.
 func (n *Node) resync(ctx context.Context, p *partition) {
+	select {
+	case <-p.begun: // when there was no pause
+	default:
+	}
 	p.out.Lock()
 	if time.Since(p.resumed) > resumePauseMax {
 		p.pause = 0

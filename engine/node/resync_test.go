@@ -128,5 +128,9 @@ func TestPublishedOnceClaimed(t *testing.T) {
 		if d := resync(); d != 0 {
 			t.Errorf("one more came %s later", d)
 		}
+		notify(p.begun) // nobody waited then
+		if d := resync(); d != resumePauseMin {
+			t.Errorf("one after that came %s later, want %s", d, resumePauseMin)
+		}
 	})
 }
