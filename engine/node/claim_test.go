@@ -182,7 +182,7 @@ func TestStuck(t *testing.T) {
 	} {
 		n := &Node{}
 		n.clock.began = time.Now().Add(-time.Hour)
-		n.ticking.start(engine.Tick{To: 1}, time.Now().Add(-c.ticks))
+		n.ticking.start([]engine.Tick{{To: 1}}, time.Now().Add(-c.ticks))
 		for _, ago := range c.answers {
 			n.logAnswered(n.clock.running() - ago)
 		}
@@ -209,8 +209,8 @@ func TestNotStuckInLongLog(t *testing.T) {
 		n := &Node{}
 		n.clock.began = time.Now().Add(-time.Hour)
 		first := time.Now().Add(-4 * time.Second)
-		n.ticking.start(engine.Tick{To: 1}, first)
-		n.ticking.start(engine.Tick{To: 2}, first.Add(time.Second))
+		n.ticking.start([]engine.Tick{{To: 1}}, first)
+		n.ticking.start([]engine.Tick{{To: 2}}, first.Add(time.Second))
 		if c.taken {
 			n.ticking.took(first)
 		}

@@ -46,12 +46,17 @@ func (n *Node) tick(now int64) (wake int64) {
 	if n.holdTicks.Load() {
 		return math.MaxInt64
 	}
-	if wait := n.ticking.until().Sub(at); wait > 0 {
-		return now + 1 + wait.Milliseconds()
+	wait := n.ticking.until().Sub(at)
+	again := now + 1 + wait.Milliseconds()
+	if wait > 0 && !n.ticking.newestIsEmpty() {
+		return again
 	}
 	lead := n.ticking.lead()
 	space := n.outboxSpace()
-	wake, owns := n.nextTick(now, lead, space)
+	wake, owns, able := n.nextTick(now, lead, space)
+	if wait > 0 && !able {
+		return again
+	}
 	if !owns {
 		// Other nodes have taken all partitions of this one. It must not go on waiting for its last tick. Otherwise it would count as
 		// stuck, so its beats would name no partition (report), and it would not get any back.
@@ -74,7 +79,7 @@ func (n *Node) tick(now int64) (wake int64) {
 	if len(ticks) == 0 {
 		return now + 1
 	}
-	if !n.ticking.start(ticks[0], at) {
+	if !n.ticking.start(ticks, at) {
 		return math.MaxInt64
 	}
 	if err := n.sendTicks(ticks, at); err != nil {
@@ -107,19 +112,21 @@ func (n *Node) sendTicks(ticks []engine.Tick, at time.Time) error {
 	})
 }
 
-// nextTick tells when one of this node's partitions next needs a tick, unix ms, and whether the node owns any. It also counts the
-// partitions that share the window of outputs from now on: those that have something due within the longest lead.
-func (n *Node) nextTick(now, lead int64, space outboxSpace) (wake int64, owns bool) {
+// nextTick tells when one of this node's partitions next needs a tick, unix ms, whether the node owns any, and whether one that needs a
+// tick now is able to make outputs. It also counts the partitions that share the window of outputs from now on: those that have something
+// due within the longest lead.
+func (n *Node) nextTick(now, lead int64, space outboxSpace) (wake int64, owns, able bool) {
 	wake = math.MaxInt64
 	sharing := 0
 	n.eachOwned(space, func(p *partition, room int, durable engine.Acked) {
-		owns, wake = true, min(wake, p.owner.Wake(p.machine, now, lead, room, durable))
+		at := p.owner.Wake(p.machine, now, lead, room, durable)
+		owns, wake, able = true, min(wake, at), able || at <= now && room > 0
 		if at, ok := p.machine.NextDeadline(); ok && at <= now+leadMax {
 			sharing++
 		}
 	})
 	n.window.sharing = sharing
-	return wake, owns
+	return wake, owns, able
 }
 
 // finishTicking ends ticking. It waits until the tick that is on its way, and all that other nodes appended, is applied, so that the

@@ -101,6 +101,46 @@ func TestSpaceBesideWhoCannotPublish(t *testing.T) {
 	}
 }
 
+// An owner whose chain is not resumed yet ticks without making anything, so that what is due does not count as missed. Once there is room it
+// does not wait for that tick to come back.
+func TestTickOnceThereIsRoom(t *testing.T) {
+	_, s := openStreams(t)
+	const now = 10_000
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0), chain: engine.NewChain(), owner: engine.Owner{Epoch: 1}}
+	n := &Node{
+		o: Options{OutboxMax: 1 << 20}, layout: engine.Layout{Prefix: "elsewhere", Partitions: 1}, // where no stream stores it
+		streams: s, partitions: []*partition{p}, alarm: newAlarm(t), meters: newMeters(nil), log: slog.New(slog.DiscardHandler),
+	}
+	claim := engine.Rules()
+	claim.Node = "n1"
+	for i, e := range []engine.Entry{
+		{Kind: engine.KindClaim, Claim: claim},
+		{Kind: engine.KindPut, Verb: "put", Job: "j", Body: []byte(`{"schedule":"@at 1970-01-01T00:00:05Z"}`)},
+	} {
+		e.Seq, e.Time = uint64(i+1), 1
+		if r, err := p.machine.Apply(&e); err != nil || r.Err != nil {
+			t.Fatal(err, r.Err)
+		}
+	}
+	sent := func() int {
+		n.tick(now)
+		return len(n.ticking.inFlight)
+	}
+	if got := sent(); got != 1 {
+		t.Fatalf("%d ticks are sent without room", got)
+	}
+	if got := sent(); got != 1 {
+		t.Errorf("%d ticks are sent, one behind the other, without room", got)
+	}
+	p.chain.Resume(0, 0, nil)
+	if got := sent(); got != 2 {
+		t.Errorf("%d ticks are sent once there is room", got)
+	}
+	if got := sent(); got != 2 {
+		t.Errorf("%d ticks are sent before the one that makes outputs can have come back", got)
+	}
+}
+
 // When a partition's share of the window grows, the clockwork is woken to send what waited only for that: nothing else would wake it.
 func TestShareGrows(t *testing.T) {
 	layout := engine.Layout{Prefix: "carillon", Partitions: 1}

@@ -44,6 +44,7 @@ type sentTick struct {
 	at     time.Time
 	to     int64  // with epoch, what it is recognized by when it comes back
 	epoch  uint64 // of its first partition
+	empty  bool   // it lets no partition make outputs
 	failed error  // why it is not stored; streams.ErrTimeout: it may be stored all the same; nil: no error yet
 	stored bool   // the log has taken it
 }
@@ -103,8 +104,16 @@ func (t *ticking) index(sent time.Time) int {
 	return slices.IndexFunc(t.inFlight, func(s sentTick) bool { return s.at == sent })
 }
 
-// start notes that a tick is sent, and tells whether it may be: not after end.
-func (t *ticking) start(first engine.Tick, now time.Time) bool {
+// newestIsEmpty tells whether the tick that was sent last, and has not come back, lets no partition make outputs, because none had room.
+func (t *ticking) newestIsEmpty() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	last := t.newest()
+	return last != nil && last.empty
+}
+
+// start notes that a record of ticks is sent, and tells whether it may be: not after end.
+func (t *ticking) start(ticks []engine.Tick, now time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ended {
@@ -117,7 +126,8 @@ func (t *ticking) start(first engine.Tick, now time.Time) bool {
 	if len(t.inFlight) == ticksInFlight {
 		t.inFlight = slices.Delete(t.inFlight, 0, 1)
 	}
-	t.inFlight = append(t.inFlight, sentTick{at: now, to: first.To, epoch: first.Epoch})
+	empty := !slices.ContainsFunc(ticks, func(k engine.Tick) bool { return k.Limit > 0 })
+	t.inFlight = append(t.inFlight, sentTick{at: now, to: ticks[0].To, epoch: ticks[0].Epoch, empty: empty})
 	return true
 }
 

@@ -19,7 +19,7 @@ func TestTicking(t *testing.T) {
 	tick := func(d time.Duration) engine.Tick { return engine.Tick{To: d.Milliseconds()} }
 	send := func(d time.Duration) {
 		t.Helper()
-		if k.until().After(after(d)) || !k.start(tick(d), after(d)) {
+		if k.until().After(after(d)) || !k.start([]engine.Tick{tick(d)}, after(d)) {
 			t.Fatalf("no tick goes out after %s", d)
 		}
 	}
@@ -89,7 +89,7 @@ func TestTicking(t *testing.T) {
 	if k.failingFor(after(6*time.Second)) != 0 || k.silentFor(after(6*time.Second)) != 0 || k.until().After(after(5*time.Second)) || k.end() {
 		t.Error("a tick that came back is still waited for")
 	}
-	if k.start(tick(6*time.Second), after(6*time.Second)) {
+	if k.start([]engine.Tick{tick(6 * time.Second)}, after(6*time.Second)) {
 		t.Error("a tick goes out after the end")
 	}
 }
@@ -98,7 +98,7 @@ func TestTicking(t *testing.T) {
 func TestTicksInFlightAreBounded(t *testing.T) {
 	var k ticking
 	for to := range int64(2 * ticksInFlight) {
-		k.start(engine.Tick{To: to}, time.UnixMilli(to))
+		k.start([]engine.Tick{{To: to}}, time.UnixMilli(to))
 	}
 	if first := k.inFlight[0].to; len(k.inFlight) != ticksInFlight || first != ticksInFlight {
 		t.Errorf("%d ticks are kept track of, from %d on", len(k.inFlight), first)
