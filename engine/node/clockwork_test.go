@@ -132,6 +132,9 @@ func TestTickOnceThereIsRoom(t *testing.T) {
 	if got := sent(); got != 1 {
 		t.Errorf("%d ticks are sent, one behind the other, without room", got)
 	}
+	if n.ticking.silentFor(time.Now().Add(time.Second)) < time.Second {
+		t.Error("the first one is not waited for any more")
+	}
 	p.chain.Resume(0, 0, nil)
 	if got := sent(); got != 2 {
 		t.Errorf("%d ticks are sent once there is room", got)
