@@ -209,3 +209,44 @@ func FuzzDecodePack(f *testing.F) {
 		same(t, m, open(t, m, wholeOf(t, m)))
 	})
 }
+
+// A job that was put back, and is complete since, is left alone when it is put back again: no fire is repeated. Without a state it begins
+// anew.
+func TestPutBackTwice(t *testing.T) {
+	f := newFeed(t)
+	f.tick(10)
+	job := carillon.Job{ID: "j", Schedule: "@every 1s", MaxFires: 10}
+	back := Pack(&job, nil, "")
+	back.State = &JobState{Version: 1, Accepted: f.now - 8000, From: f.now + 1000, Last: f.now, Fires: 8}
+	paused := back
+	paused.Paused = true
+	for _, c := range []struct {
+		PackedJob
+		changed bool
+		status  carillon.Status
+		fires   uint64
+	}{
+		{back, true, carillon.StatusScheduled, 10},
+		{back, false, carillon.StatusCompleted, 10},
+		{paused, false, carillon.StatusCompleted, 10},
+		{Pack(&job, nil, ""), true, carillon.StatusScheduled, 10},
+	} {
+		f.seq++
+		r, err := f.m.Apply(&Entry{Seq: f.seq, Time: f.now, Kind: KindImport, Pack: []PackedJob{c.PackedJob}})
+		if err != nil || r.Jobs[0].Err != nil {
+			t.Fatal(err, r.Jobs[0].Err)
+		}
+		j, _ := f.m.Job("j", nil)
+		for range 12 {
+			f.now += 1000
+			f.tick(10)
+		}
+		after, _ := f.m.Job("j", nil)
+		if r.Jobs[0].Changed != c.changed || j.Status != c.status || after.Fires != c.fires {
+			t.Errorf("changed: %t, %s, %d fires; want %t, %s, %d", r.Jobs[0].Changed, j.Status, after.Fires, c.changed, c.status, c.fires)
+		}
+	}
+	if made := f.m.Made(); made != 2+10+2 {
+		t.Errorf("%d outputs were made; want 2 and 10 triggers, and twice an event", made)
+	}
+}

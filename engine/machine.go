@@ -79,6 +79,7 @@ type Machine struct {
 	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
 	forcedPeak     int                    // the most that forced held since the map was made
+	largestBody    int                    // of the fires that were asked for since the process started; no output depends on it
 	forcedBy       map[uint32][]uint64    // the keys of forced, by the slot of the job
 	rejected       map[origin]*rejection  // rejections whose event waits, by the first command that was refused
 	collapse       map[rejectionKey]origin

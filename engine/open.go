@@ -243,11 +243,12 @@ func (l *loader) queue() error {
 	return nil
 }
 
-// ready brings the jobs into memory whose turns are ready. They are among those that were due.
+// ready brings the jobs into memory whose turns are ready. They are among those that were due by the time of ticks, or, where missed fires
+// are being counted (Machine.count), by that of commands.
 func (l *loader) ready() error {
 	var found []row
 	for rank := range byte(priorities) {
-		due := appendNumber(appendTime([]byte{rank}, l.m.to+1), 0)
+		due := appendNumber(appendTime([]byte{rank}, max(l.m.to, l.m.now)+1), 0)
 		if _, err := l.table.Scan(roomWaiting, []byte{rank}, due, 0, keepReady(roomWaiting, &found)); err != nil {
 			return err
 		}

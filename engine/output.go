@@ -212,8 +212,17 @@ func (m *Machine) Outbox(n uint64) (outputs []Output, ok bool) { return m.outbox
 // OutboxBytes is about how much memory the outbox takes.
 func (m *Machine) OutboxBytes() int { return m.outbox.bytes }
 
-// LargestOutput is about how many bytes the largest output can take, of the jobs that have been in memory so far.
-func (m *Machine) LargestOutput() int { return (&Output{}).size() + m.jobs.texts.largest }
+// LargestOutput is about how many bytes the largest output due by a time, unix ms, can take: by the jobs that have been in memory so far and
+// the payloads of fires that were asked for, or, while jobs due by then are not in memory, by the bound of payloads.
+func (m *Machine) LargestOutput(by int64) int {
+	job := m.jobs.texts.largest
+	for _, end := range m.residence.windows {
+		if !end.covers(by) {
+			job = max(job, carillon.MaxPayload)
+		}
+	}
+	return (&Output{}).size() + job + m.largestBody
+}
 
 func (m *Machine) emit(o Output) {
 	held := m.outbox.add(o)

@@ -24,8 +24,10 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		if e.ifAbsent() || m.isRetry(e, j) {
 			return false, nil
 		}
-		if j.status != statusCompleted && bytes.Equal(m.jobs.spec(j), m.spec) && m.hasState(e, j) { // the job is as the put wants it
-			if !e.paused() || j.status == statusPaused {
+		// A put begins a completed job anew, but one that puts a job back would repeat fires.
+		over := j.status == statusCompleted && e.state() == nil
+		if !over && bytes.Equal(m.jobs.spec(j), m.spec) && m.hasState(e, j) { // the job is as the put wants it
+			if !e.paused() || j.status != statusScheduled {
 				return false, nil
 			}
 			m.setPaused(slot, j, e.Request)

@@ -113,6 +113,7 @@ type forcedFire struct {
 
 func (m *Machine) addForced(f *forcedFire) {
 	m.forced[f.seq] = f
+	m.largestBody = max(m.largestBody, len(f.body))
 	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
 	m.ready.Insert(m.forcedTurn(f))
 	m.changes.forced.add(&f.lifetime, f, m.changes.number)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 // Err is why the machine is of no use any more: its table could not be read. nil if it works.
@@ -123,7 +124,17 @@ func (m *Machine) viewStored(id string, j *stored, s []byte) (carillon.JobReply,
 		return carillon.JobReply{}, fmt.Errorf("%w: spec of job %q: %w", ErrCheckpoint, id, err)
 	}
 	want.ID = id
-	return m.viewAs(&j.job, j.version, j.extra.skipped, want), nil
+	r := m.viewAs(&j.job, j.version, j.extra.skipped, want)
+	if !r.Next.IsZero() && j.next <= j.extra.skipTo { // as in view
+		expr, err := schedule.Parse(want.Schedule, want.Zone, want.Gap, want.Fold)
+		if err != nil {
+			return carillon.JobReply{}, fmt.Errorf("%w: job %q: %w", ErrVersion, id, err)
+		}
+		plan := expr.Bind(j.accepted, unixMilli(want.Start), unixMilli(want.End), schedule.Offset(id, want.Spread.Milliseconds()))
+		next, _ := plan.Next(j.extra.skipTo)
+		r.Next = fromMilli(next)
+	}
+	return r, nil
 }
 
 // readJob reads a job that is not in memory, and its spec, which is nil if there is no such job.

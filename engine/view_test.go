@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/carillon-scheduler/carillon"
 )
@@ -295,5 +298,110 @@ func TestReadAhead(t *testing.T) {
 	before = table.asked
 	if got := versions(ahead()); fmt.Sprint(got) != fmt.Sprint(now) || table.asked != before {
 		t.Errorf("read ahead again: got %v, want %v; the table was asked %d times", got, now, table.asked-before)
+	}
+}
+
+// What is told of a job that was resumed, and whose missed fires have yet to be counted, is the same whether it is in memory or not.
+func TestViewOfResumed(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.m.Attach(s.table.View())
+	f.tick(1)
+	jobs := map[string]string{
+		"every":  `{"schedule":"@every 10s"}`,
+		"spread": `{"schedule":"@every 10s","spread":"7s"}`,
+		"cron":   `{"schedule":"30 * * * *","zone":"Asia/Kathmandu"}`,
+		"ended":  `{"schedule":"@every 20s","end":"2026-01-01T00:00:30Z"}`,
+	}
+	for job, body := range jobs {
+		f.put(job, body)
+		f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: job})
+	}
+	f.now += time.Hour.Milliseconds() + 61_000 // without ticks
+	for job := range jobs {
+		f.apply(&Entry{Kind: KindResume, Verb: "resume", Job: job})
+	}
+	told := func() map[string]string {
+		all := make(map[string]string)
+		for job := range jobs {
+			r, ok := f.m.Job(job, nil)
+			if !ok || !r.Next.IsZero() && r.Next.UnixMilli() <= f.now || r.Next.IsZero() != (job == "ended") {
+				t.Errorf("%s fires next at %s, and it is %s", job, r.Next, time.UnixMilli(f.now).UTC())
+			}
+			all[job] = string(r.AppendJSON(nil))
+		}
+		return all
+	}
+	hot := told()
+	s.evictAll(t)
+	f.m.Shrink(Key{})
+	for f.m.ContinueShrink(100) || f.m.EvictCommitted(100) {
+	}
+	f.apply(&Entry{Kind: KindDisk, Disk: Disk{Epoch: 1}}) // before a record, jobs leave that were looked up for the one before
+	if n := f.m.Stats().Hot; n != 0 {
+		t.Fatalf("%d jobs are in memory", n)
+	}
+	if d := cmp.Diff(hot, told()); d != "" {
+		t.Error(d)
+	}
+}
+
+// A job is ready, and its next fire is after the time that ticks have reached: the tick that counted some of its missed fires was made before
+// the job was resumed. A start that leaves jobs on disk finds it all the same.
+func TestReadyAheadOfTicks(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.m.Attach(s.table.View())
+	f.tick(100)
+	f.put("j", `{"schedule":"* * * * * *"}`)
+	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "j"})
+	f.now += countSteps*1000 + 300
+	f.apply(&Entry{Kind: KindResume, Verb: "resume", Job: "j"})
+	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now - 400, Epoch: 1, Limit: 1}}})
+	if _, j := f.m.jobs.find("j"); j.place != inReady || j.next <= f.m.to {
+		t.Fatalf("it is to fire at %d, and ticks have reached %d", j.next, f.m.to)
+	}
+	if err := s.checkpoint(100); err != nil {
+		t.Fatal(err)
+	}
+	cold, err := OpenCold(oneOfOne, 0, s.table.View())
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.now += 2000
+	f.tick(100)
+	e := &Entry{Seq: f.seq, Time: f.now, Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: 100}}}
+	if _, err := cold.Apply(e); err != nil || cold.Made() != f.m.Made() || cold.digest != f.m.digest {
+		t.Errorf("it made %d outputs of %d: %v", cold.Made(), f.m.Made(), err)
+	}
+}
+
+// How large outputs can be is known of fires with a payload of their own, and of jobs that are on disk it is not less than it can be.
+func TestLargestOutput(t *testing.T) {
+	const large = 64 << 10
+	text := strings.Repeat("x", large)
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.m.Attach(s.table.View())
+	f.put("small", `{}`)
+	if n := f.m.LargestOutput(f.now); n > 1000 {
+		t.Errorf("%d bytes for a job without a payload", n)
+	}
+	f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "small", Body: []byte(`{"payload_text":"` + text + `"}`)})
+	if n := f.m.LargestOutput(f.now); n < large {
+		t.Errorf("%d bytes for a fire of %d", n, large)
+	}
+	f.tick(1)
+	f.tick(0)
+	f.put("large", `{"schedule":"@in 1h","payload_text":"`+text+`"}`)
+	if err := s.checkpoint(100); err != nil {
+		t.Fatal(err)
+	}
+	cold, err := OpenCold(oneOfOne, 0, s.table.View())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := cold.LargestOutput(f.now); n < large {
+		t.Errorf("%d bytes where a job of %d is on disk", n, large)
 	}
 }

@@ -154,6 +154,7 @@ func (n *Node) finishTicking(ctx context.Context) {
 // each chain its share of the window, and measures the window.
 func (n *Node) eachOwned(space outboxSpace, visit func(p *partition, room int, durable engine.Acked)) {
 	stored := uint64(0)
+	by := n.clock.ms() + leadMax
 	for _, p := range n.partitions {
 		p.mu.Lock()
 		p.out.Lock()
@@ -168,7 +169,7 @@ func (n *Node) eachOwned(space outboxSpace, visit func(p *partition, room int, d
 		if bytes := space.of(p.machine.OutboxBytes()); bytes <= 0 {
 			room = 0
 		} else {
-			room = min(room, max(1, bytes/p.machine.LargestOutput()))
+			room = min(room, max(1, bytes/p.machine.LargestOutput(by)))
 		}
 		if p.owner.Epoch != 0 {
 			visit(p, room, durable)

@@ -377,8 +377,14 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 	if j != nil && e.Request != "" && j.request == e.Request {
 		return false, ""
 	}
-	if j != nil && !j.completed && same(p, j.spec) && (state == nil || j.version >= state.Version && j.accepted() == state.Accepted && j.last >= state.Last) {
-		if packed.Paused && !j.paused {
+	asWanted := func() bool {
+		if state == nil {
+			return !j.completed
+		}
+		return j.version >= state.Version && j.accepted() == state.Accepted && j.last >= state.Last
+	}
+	if j != nil && same(p, j.spec) && asWanted() {
+		if packed.Paused && !j.paused && !j.completed {
 			j.paused, j.ready, j.request = true, false, e.Request
 			return true, ""
 		}
