@@ -109,6 +109,18 @@ func (o *Output) AppendHeader(dst []byte) []byte {
 	return append(dst, lines...)
 }
 
+// notBefore is a time, unix ms, before which the output was not stored: when it was due, or, of an event, made.
+func (o *Output) notBefore() int64 {
+	if o.Kind != OutputEvent {
+		return o.Due
+	}
+	e, err := carillon.ParseEvent([]byte(o.Body))
+	if err != nil {
+		panic(err) // the machine made it
+	}
+	return e.Time.UnixMilli()
+}
+
 // size is about how much memory the output takes, in bytes.
 func (o *Output) size() int { return 160 + len(o.spec) + len(o.Body) }
 

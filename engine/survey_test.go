@@ -12,7 +12,7 @@ func TestSurvey(t *testing.T) {
 	id := func(n uint64) string { return fmt.Sprintf("j@%d", n) }
 	m := New(Layout{Prefix: "carillon", Partitions: 1}, 0)
 	for n := range int64(9) {
-		m.outbox.add(Output{Job: "j", Scheduled: n + 1})
+		m.outbox.add(Output{Job: "j", Scheduled: n + 1, Due: n + 1})
 	}
 	m.outbox.trim(Acked{2, 12})
 	type message struct {
@@ -28,6 +28,7 @@ func TestSurvey(t *testing.T) {
 	alien := message{}
 	for name, c := range map[string]struct {
 		first    uint64 // of the stream
+		kept     int64
 		messages []message
 		end      uint64
 		missing  []uint64
@@ -42,12 +43,14 @@ func TestSurvey(t *testing.T) {
 		"replaced at the end": {first: 1, messages: slices.Concat(own(3), []message{alien}, own(5, 6, 4)), end: 6, foreign: 1},
 		"a forged number":     {first: 1, messages: append(own(3), message{4, "x@1"}), end: 3, foreign: 1},
 		"a copy":              {first: 1, messages: own(3, 4, 3), end: 4, foreign: 1},
-		"aged":                {first: 15, messages: own(5, 6, 8), end: 8, missing: []uint64{7}},
+		"aged":                {first: 15, kept: 100, messages: own(5, 6, 8), end: 8, missing: []uint64{7}},
+		"gone, and too young": {first: 15, kept: 4, messages: own(5, 6, 8), end: 8, missing: []uint64{4, 7}},
+		"those replaced":      {first: 15, messages: own(5, 6, 8, 3, 4, 7), end: 8},
 		"ahead":               {first: 1, messages: own(3, 4, 10, 11), end: 11},
 		"far ahead":           {first: 1, messages: own(3, 1<<60), end: 1 << 60},
 		"ahead, accepted":     {first: 1, messages: own(10, 11, 3, 4), end: 4},
 	} {
-		s := m.Survey(c.first, 100)
+		s := m.Survey(c.first, 100, c.kept)
 		for i, msg := range c.messages {
 			s.Add(msg.number, max(13, c.first)+uint64(i), msg.trigger)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -111,7 +112,7 @@ func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, la
 // replicated ones, because chains do not link the messages there (engine/chain.go).
 func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
-	s := p.machine.Survey(info.First, info.Last)
+	s := p.machine.Survey(info.First, info.Last, n.keptSince(info.MaxAge))
 	p.mu.Unlock()
 	out := n.streams.Out[p.number]
 	from, found := max(acked.Seq+1, info.First), uint64(0)
@@ -154,6 +155,14 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 		}
 	}
 	return f, nil
+}
+
+// keptSince is the time, unix ms, since when no message of a stream can have been removed by age.
+func (n *Node) keptSince(maxAge time.Duration) int64 {
+	if maxAge == 0 {
+		return math.MinInt64
+	}
+	return n.clock.ms() - maxAge.Milliseconds()
 }
 
 // outputOf tells which output a message claims to be; number 0 if it is not well-formed.

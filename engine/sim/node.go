@@ -594,7 +594,7 @@ func (n *node) finishResume(p int, part *part, q *question) {
 	w := n.world
 	var end engine.StreamEnd
 	if (w.watched || w.replicated) && q.last >= q.acked.Seq {
-		s := part.machine.Survey(q.first, q.last)
+		s := part.machine.Survey(q.first, q.last, q.asked/1e6-maxAge)
 		for _, m := range q.messages {
 			number, trigger := outputOf(m)
 			s.Add(number, m.Seq, trigger)

@@ -464,6 +464,9 @@ func canonical(p put) put {
 	if p.Misfire == "fire_once" {
 		p.Misfire = ""
 	}
+	if p.Topic == carillon.DefaultTopic {
+		p.Topic = ""
+	}
 	return p
 }
 
