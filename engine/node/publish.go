@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -51,8 +52,7 @@ func (n *Node) publish(ctx context.Context, p *partition, now int64) (wake int64
 		n.chained.ReportLate = true
 		err := n.streams.Out[p.number].PublishChained(&n.chained, onAck)
 		if err != nil {
-			n.log.Warn("publish failed", "partition", p.number, "output", m.Output.Number, "error", err)
-			p.chain.Lose()
+			n.lose(p, fmt.Errorf("output %d cannot be sent: %w", m.Output.Number, err))
 			return now
 		}
 	}

@@ -3,6 +3,8 @@ package node
 import (
 	"errors"
 	"log/slog"
+	"math"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -133,4 +135,35 @@ func TestPublishedOnceClaimed(t *testing.T) {
 			t.Errorf("one after that came %s later, want %s", d, resumePauseMin)
 		}
 	})
+}
+
+// An output that cannot even be sent, as when nats-server came back with a lower limit for messages, is a lost chain like any other: it is
+// counted, told in few lines, and the reason why the node is not ready.
+func TestPublishNotSent(t *testing.T) {
+	nc, s := openStreams(t)
+	var lines strings.Builder
+	n := &Node{
+		layout: engine.Layout{Prefix: "carillon", Partitions: 1}, streams: s, meters: newMeters(nil),
+		log: slog.New(slog.NewTextHandler(&lines, nil)),
+	}
+	p := &partition{chain: engine.NewChain(), serving: true, resyncing: true} // as if a goroutine were to resume the chain
+	n.partitions = []*partition{p}
+	outputs := []engine.Output{{Number: 1, Kind: engine.OutputEvent, Event: "created", Job: "large", Body: strings.Repeat("x", int(nc.MaxPayload())+1)}}
+	const times = 10
+	for range times {
+		p.chain.Resume(0, 0, outputs)
+		for range 2 {
+			n.publish(t.Context(), p, math.MaxInt64) // the second time to have it resumed
+		}
+	}
+	if lost := n.meters.lost.Get(); lost != times {
+		t.Errorf("%d lost chains are counted, not %d", lost, times)
+	}
+	if told := strings.Count(lines.String(), "\n"); told != n.chainLines() || !strings.Contains(lines.String(), "output 1 cannot be sent") {
+		t.Errorf("it is told in %d lines:\n%s", told, lines.String())
+	}
+	p.lostSince = p.lostSince.Add(-2 * lostTooLong)
+	if why := n.problem(p); !strings.Contains(why, nats.ErrMaxPayload.Error()) {
+		t.Errorf("the node is not ready: %q", why)
+	}
 }
