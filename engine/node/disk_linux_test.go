@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -23,6 +24,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 )
@@ -268,6 +270,104 @@ func TestDiskFullAtFirstWrite(t *testing.T) {
 		t.Error(err)
 	}
 	p.terminate(t)
+}
+
+// A disk fills up while what the log stream lost is put back. The node starts again in the process once there is room, and puts back the
+// rest. Nothing is lost.
+func TestDiskFullAtHeal(t *testing.T) {
+	t.Parallel()
+	dir, ok := smalldisk.Mount(t, 192)
+	if !ok {
+		return
+	}
+	o := diskOptions(dir)
+	o.HTTP, o.LogMaxBytes = natstest.FreeAddress(t), 128<<20
+	o.CheckpointEvery, o.CheckpointBytes, o.CheckpointRecords = time.Hour, 1<<40, 1<<40 // so that all of it is needed
+	o.FreeForTicks = 32 << 20
+	r := run(t, o)
+	put(t, client(t, r.NATS), beat)
+	beats(t, client(t, r.NATS), 5)
+	r.stop(t)
+	older := t.TempDir()
+	copyTree(t, filepath.Join(o.Data, "nats"), older)
+
+	r = run(t, o)
+	c := client(t, r.NATS)
+	payload := make([]byte, 5<<10)
+	_, _ = rand.Read(payload)
+	far := func(yield func(carillon.Job) bool) {
+		for i := 0; i < 5000 && yield(carillon.Job{ID: fmt.Sprint("far-", i), Schedule: "@yearly", Payload: payload, Form: carillon.PayloadBase64}); i++ {
+		}
+	}
+	if err := c.PutAll(t.Context(), far, 64, func(_ carillon.Job, _ carillon.JobReply, err error) {
+		if err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	beats(t, c, 5)
+	want := logRecords(t, dial(t, r.NATS))
+	r.stop(t)
+	replace(t, filepath.Join(o.Data, "nats"), older)
+
+	drop := smalldisk.Fill(t, dir, 8<<20)
+	r = launch(t, o)
+	running := func() {
+		t.Helper()
+		select {
+		case at := <-r.readies:
+			t.Fatalf("it is ready: %+v", at)
+		case <-r.done:
+			t.Fatalf("the node ended: %v", r.err)
+		default:
+		}
+	}
+	eventually(t, "the disk is full", func() bool {
+		running()
+		return contains(r.log, "stopped firing, waiting for the disk", "heal the log stream", "CARILLON_LOG", "no space left on device")
+	})
+	if told := line(r.log, "stopped firing"); strings.Count(told, streams.ErrTimeout.Error()) != 1 {
+		t.Errorf("it is told more than once: %s", told)
+	}
+	notReady(t, "http://"+o.HTTP, "no space left on device")
+	starts := func() int { return len(lines(r.log, "the log stream lost its end; healing")) }
+	time.Sleep(1500 * time.Millisecond) // it looks once a second
+	if running(); starts() != 1 {
+		t.Errorf("%d starts on a full disk", starts())
+	}
+	drop()
+	r.again(t)
+	ready(t, r)
+	if starts() != 2 {
+		t.Errorf("%d starts put something back", starts())
+	}
+	nc := dial(t, r.NATS)
+	got := logRecords(t, nc)
+	for seq, was := range want {
+		if !reflect.DeepEqual(got[seq], was) {
+			t.Fatalf("record %d of %d is %.200v, was %.200v", seq, len(want), got[seq], was)
+		}
+	}
+	c = client(t, r.NATS)
+	beats(t, c, 5)
+	unbroken(t, nc, c)
+	r.stop(t)
+}
+
+// logRecords returns what the log stream has, by sequence, with what was put back as it was.
+func logRecords(t testing.TB, nc *nats.Conn) map[uint64]engine.Record {
+	t.Helper()
+	layout, all := engine.Layout{Prefix: "carillon", Partitions: partitions}, make(map[uint64]engine.Record)
+	read(t, nc, carillon.DefaultNames().LogStream(), func(m jetstream.Msg, meta *jetstream.MsgMetadata) {
+		r := engine.Record{Seq: meta.Sequence.Stream, Time: meta.Timestamp.UnixNano(), Subject: m.Subject(), Data: m.Data()}
+		if was, ok := layout.Healed(&r); ok {
+			r = was
+		}
+		r.Header = nil // a few are kept
+		all[meta.Sequence.Stream] = r
+	})
+	return all
 }
 
 // fillable returns the file system of a disk to which nothing can be written while it is full.

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,7 +147,7 @@ func (n *Node) putBack(ctx context.Context, end, last uint64) error {
 		return h.failed()
 	})
 	h.acks.Wait()
-	if err := errors.Join(err, h.failed()); err != nil {
+	if err := cmp.Or(err, h.failed()); err != nil {
 		return err
 	}
 	n.head.Store(last)
@@ -202,6 +203,9 @@ func (h *healer) fail(err error) {
 func (h *healer) append(subject string, body []byte) {
 	if h.next%1024 == 0 {
 		h.acks.Wait()
+		if h.failed() != nil {
+			return // there would be no answer to this one, too, after as long again
+		}
 	}
 	want := h.next
 	h.next++

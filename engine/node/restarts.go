@@ -30,12 +30,19 @@ var (
 	errSmall = errors.New("node: a trigger may be larger than what NATS takes")
 )
 
-// unreachable marks err as errUnreachable if NATS is external and err says that it cannot be reached.
+// unreachable marks err as errUnreachable if NATS is external and err says that it cannot be reached. It marks err as errDisk if the
+// embedded server has opened the streams and then does not answer: it could not write the log stream, or it waits for the disk.
 func (n *Node) unreachable(err error) error {
-	if n.o.NATS == "" {
+	switch {
+	case n.o.NATS != "":
+		return unreachable(err)
+	case n.streams == nil, errors.Is(err, errDisk), !errors.Is(err, streams.ErrTimeout) && !errors.Is(err, context.DeadlineExceeded):
 		return err
 	}
-	return unreachable(err)
+	if why, is := n.server.StreamErrors()[n.streams.Log.Name()]; is {
+		return fmt.Errorf("%w: nats-server: %s: %w", errDisk, why, err)
+	}
+	return fmt.Errorf("%w: nats-server does not answer: %w", errDisk, err)
 }
 
 // unreachable marks err as errUnreachable if it says that NATS cannot be reached, or that JetStream has no leader just now, or too few

@@ -1,19 +1,24 @@
 package node
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/servers"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // A start that finds no leader, or no NATS, begins anew. One that is refused for good does not.
@@ -60,4 +65,46 @@ func TestStartFiles(t *testing.T) {
 	wants(70)
 	n.o.NATS = "nats://127.0.0.1:1" // then the files are another process's
 	wants(48)
+}
+
+// The embedded server that does not answer could not write, or waits for the disk: a start begins anew, as for any full disk.
+func TestUnanswered(t *testing.T) {
+	server, err := embedded.Start(embedded.Options{Dir: t.TempDir(), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Shutdown)
+	nc, err := server.Connect()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	open := &Node{server: server, streams: s}
+	opening, external := &Node{server: server}, &Node{o: Options{NATS: "nats://127.0.0.1:1"}, streams: s}
+	full := fmt.Errorf("%w: no room", errDisk)
+	for _, c := range []struct {
+		n    *Node
+		err  error
+		is   error  // what it is marked as
+		text string // after the mark; "": it is as before
+	}{
+		{open, streams.ErrTimeout, errDisk, "nats-server does not answer"},
+		{open, context.DeadlineExceeded, errDisk, "nats-server does not answer"},
+		{open, fmt.Errorf("%w: %w", full, streams.ErrTimeout), errDisk, ""},
+		{open, streams.ErrNoSpace, nil, ""},
+		{open, &streams.DiffersError{}, nil, ""},
+		{opening, context.DeadlineExceeded, nil, ""}, // it may be a right that is missing
+		{external, streams.ErrTimeout, errUnreachable, streams.ErrTimeout.Error()},
+	} {
+		err := fmt.Errorf("node: claim partition 0: %w", c.err)
+		got := c.n.unreachable(err)
+		if c.text == "" && got != err || !errors.Is(got, c.err) || c.is != nil && (!errors.Is(got, c.is) || !strings.Contains(got.Error(), c.text)) {
+			t.Errorf("%v is told as %v", err, got)
+		}
+	}
 }

@@ -26,10 +26,10 @@ type Ready struct {
 // Run runs a node until ctx ends, then stops it cleanly: its partitions are handed over to other nodes that can take
 // them, and a checkpoint is taken at the head of the log. ready is called each time the node begins to take jobs.
 //
-// Run starts the node again in place after errors that may pass: a full disk, a store that failed, too many open files, an external NATS
-// that cannot be reached or takes smaller messages than before. It waits until the disk has room for firing. When the log has left
-// the node behind, it starts the node with nothing. Any other error ends Run. Errors: those of Options.Validate, ErrDataInUse,
-// ErrDataMoved, and the loud stops of docs/operations.md.
+// Run starts the node again in place after errors that may pass: a disk that is full or very slow, a store that failed, too many open
+// files, an external NATS that cannot be reached or takes smaller messages than before. It waits until the disk has room for firing. When
+// the log has left the node behind, it starts the node with nothing. Any other error ends Run. Errors: those of Options.Validate,
+// ErrDataInUse, ErrDataMoved, and the loud stops of docs/operations.md.
 func Run(ctx context.Context, o Options, ready func(Ready)) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -127,7 +127,8 @@ func (r *runs) transient(err error) bool {
 }
 
 // waitForRoom waits, after a run and before another, for a second and then until each disk has room for firing, or it cannot be told
-// whether it has: the next run says why. It returns false when ctx ends first.
+// whether it has: the next run says why. It returns false when ctx ends first. The first run does not wait: if it gets by with the room
+// that there is, jobs can be read and changed, and only firing waits (watchDisk).
 func (n *Node) waitForRoom(ctx context.Context) bool {
 	for sleep(ctx, time.Second) {
 		if free, err := n.room(); err != nil || free >= n.o.FreeForTicks {
