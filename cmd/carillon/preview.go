@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 func newPreviewCommand(a *app) *cobra.Command {
@@ -54,9 +55,9 @@ func (a *app) printPreview(next []time.Time, zone string) error {
 	if len(next) == 0 {
 		return a.line("no fire")
 	}
-	// The system's zone rules are good enough for showing times; the engine has its own.
-	loc, err := time.LoadLocation(zone)
-	if zone == "" || err != nil {
+	loc, err := schedule.Location(zone)
+	if err != nil { // the service took it, so its rules are newer
+		fmt.Fprintf(a.stderr, "carillon: this command's zone rules, %s, have no %s; the times are in UTC\n", schedule.TZVersion(), zone)
 		loc = time.UTC
 	}
 	w := a.table()

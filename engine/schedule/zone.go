@@ -66,12 +66,35 @@ func findZone(name string) (*zone, *carillon.Error) {
 	if z, ok := zones.Load(name); ok {
 		return z.(*zone), nil
 	}
+	f, err := zoneFile(name)
+	if err != nil {
+		return nil, err
+	}
+	z, _ := zones.LoadOrStore(name, newZone(location(f)))
+	return z.(*zone), nil
+}
+
+func zoneFile(name string) (*zip.File, *carillon.Error) {
 	f, ok := zoneFiles()[name]
 	if !ok {
 		return nil, invalidZone("%s is not a zone of the IANA database %s; write it like Europe/Paris", quote(name), TZVersion())
 	}
-	z, _ := zones.LoadOrStore(name, newZone(location(f)))
-	return z.(*zone), nil
+	return f, nil
+}
+
+// Location returns a zone to show times in, by the rules that schedules are computed with. Empty is UTC.
+// time.LoadLocation would take the machine's rules, which may be others, or not there.
+//
+// Errors: CodeInvalidZone.
+func Location(name string) (*time.Location, error) {
+	if name == "" {
+		return time.UTC, nil
+	}
+	f, err := zoneFile(name)
+	if err != nil {
+		return nil, err
+	}
+	return location(f), nil
 }
 
 // location reads a zone of the archive. The archive is part of the program: a fault in it is a bug.

@@ -42,6 +42,25 @@ func TestZoneNames(t *testing.T) {
 	}
 }
 
+// A location is there for each zone that schedules may have, and for no other name.
+func TestLocation(t *testing.T) {
+	at := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+	for name, want := range map[string]string{"": "12:00 UTC", "UTC": "12:00 UTC", "Europe/Paris": "14:00 CEST", "Etc/GMT-2": "14:00 +02"} {
+		loc, err := Location(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := at.In(loc).Format("15:04 MST"); got != want {
+			t.Errorf("%q: %s, want %s", name, got, want)
+		}
+	}
+	for _, name := range []string{"Local", "Mars/Olympus", "../../etc/passwd"} {
+		if loc, err := Location(name); !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidZone}) || loc != nil {
+			t.Errorf("%q: %v, %v", name, loc, err)
+		}
+	}
+}
+
 // TestZoneTables compares the table of each zone with time.Time, and checks what the search relies on.
 func TestZoneTables(t *testing.T) {
 	for name := range zoneFiles() {
