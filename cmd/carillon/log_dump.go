@@ -28,7 +28,7 @@ func newLogDumpCommand(a *app) *cobra.Command {
 		Short: "Show the records of the log, decoded",
 		Long: `Show the records of the log in order, decoded: commands as clients sent them, and the engines' ticks,
 claims, heals, imports and notes of the disk's state. They come from the service's stream, up to its present
-end, or with --data from the local copy of an engine that is stopped.`,
+end, or with --data from the local copy of an engine that is stopped, whatever the prefix of its service.`,
 		Example: `  carillon log dump --job invoice-7
   carillon log dump --partition 3 --from 120000 --limit 50 --json
   carillon log dump --data /var/lib/carillon`,
@@ -86,14 +86,22 @@ var errLimit = errors.New("limit reached")
 
 // local reads the store of a stopped engine.
 func (d *dumper) local(ctx context.Context) error {
+	given := d.app.connection.prefix
 	if err := d.app.connection.resolve(); err != nil {
 		return err
 	}
-	d.layout = engine.Layout{Prefix: d.app.connection.prefix, Partitions: node.MaxPartitions}
 	store, err := node.OpenLog(d.data)
 	if err != nil {
 		return err
 	}
+	prefix, err := prefixOf(store.Log(), d.from)
+	if err == nil && given != "" && prefix != "" && given != prefix {
+		err = usagef("--prefix is %s, but %s has the log of %s", given, d.data, prefix)
+	}
+	if err != nil {
+		return errors.Join(err, store.Close())
+	}
+	d.layout = engine.Layout{Prefix: prefix, Partitions: node.MaxPartitions}
 	if d.partition != allPartitions {
 		// If the job table cannot say how many there are, any partition may be meant.
 		if n, err := node.SavedPartitions(d.data); err == nil && d.partition >= n {
@@ -117,6 +125,23 @@ func (d *dumper) local(ctx context.Context) error {
 		err = closeErr
 	}
 	return err
+}
+
+// prefixOf returns the prefix of the service whose log this is, as the first record from a sequence on has it, or "" if there is none.
+// The job table may have no checkpoint yet, or be damaged.
+func prefixOf(log *wal.Log, from uint64) (prefix string, err error) {
+	err = log.Read(from, func(rec wal.Record) error {
+		r, err := engine.DecodeRecord(rec.Seq, rec.Data)
+		if err != nil {
+			return err
+		}
+		prefix, _, _ = strings.Cut(r.Subject, ".")
+		return errLimit
+	})
+	if errors.Is(err, errLimit) {
+		err = nil
+	}
+	return prefix, err
 }
 
 // stream reads the service's log stream up to its present end.
