@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,7 +21,18 @@ type TopicQueueOptions struct {
 	MaxBytes  int64                 // size of the queue, which drops its oldest triggers beyond that; at least 1 MiB; default 1 GiB
 	Storage   jetstream.StorageType // default file
 	Replicas  int                   // 1 to 5; default as many as the output streams have
+
+	Changed func(TopicQueueChange) // called if a queue that was there has been changed; may be nil
 }
+
+// TopicQueueChange says what of a topic queue did not fit the output streams any more, as after a change of the partitions. Each is a list
+// of partitions.
+type TopicQueueChange struct {
+	Added []int // the queue lacked them
+	Anew  []int // the queue had them, but would leave out what their streams, which were made after it, have first
+}
+
+func (c *TopicQueueChange) empty() bool { return len(c.Added)+len(c.Anew) == 0 }
 
 // leastQueueBytes is enough for any trigger: the largest takes half of it. A smaller queue would drop a large trigger at once.
 const leastQueueBytes = 1 << 20
@@ -46,10 +58,12 @@ func (o TopicQueueOptions) Validate() error {
 
 // CreateTopicQueue makes one stream of all triggers of a topic, which may have wildcards, so that one consumer in any language can
 // take them. The stream's name is Names.TopicStream, its subjects are Names.TopicSubject. It sources the output streams of all
-// partitions; triggers of one partition keep their order. A queue that exists already is returned as it is, whatever the options say.
+// partitions; triggers of one partition keep their order. A queue that exists already is returned as it is, whatever the options say,
+// unless it does not fit the output streams any more: then it takes in the partitions that it lacked, and those whose streams were made
+// after it, from the start of their streams. The triggers in the queue stay, and so do sources whose streams are gone: they may come back.
 //
 // Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for an option, or if a stream of that name
-// holds something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream.
+// holds something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream and UpdateStream.
 func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueueOptions) (jetstream.Stream, error) {
 	if err := CheckTopicFilter(topic); err != nil {
 		return nil, err
@@ -84,12 +98,10 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 	if config.Replicas == 0 {
 		config.Replicas = outputs[0].CachedInfo().Config.Replicas
 	}
-	destination := c.names.TopicSubject(destinationOf(topic))
+	created := make([]time.Time, len(outputs))
 	for p, out := range outputs {
-		source := &jetstream.StreamSource{
-			Name:              c.names.OutStream(p),
-			SubjectTransforms: []jetstream.SubjectTransformConfig{{Source: c.names.Trigger(p, topic), Destination: destination}},
-		}
+		created[p] = out.CachedInfo().Created
+		source := c.source(p, topic)
 		if !o.FromStart {
 			source.OptStartSeq = out.CachedInfo().State.LastSeq + 1
 		}
@@ -102,10 +114,93 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 	if stream, err = js.Stream(ctx, config.Name); err != nil {
 		return nil, err
 	}
-	if !sameSources(stream.CachedInfo().Config, config) {
+	have, ok := c.sourced(stream.CachedInfo().Config, topic)
+	if !ok {
 		return nil, errField(CodeInvalidField, "topic", "the stream %s is there, but does not hold the triggers of %s", config.Name, topic)
 	}
+	change := outdated(have, stream.CachedInfo().Created, created)
+	if change.empty() {
+		return stream, nil
+	}
+	if stream, err = c.mend(ctx, js, stream.CachedInfo().Config, topic, have, change); err != nil {
+		return nil, err
+	}
+	if o.Changed != nil {
+		o.Changed(change)
+	}
 	return stream, nil
+}
+
+// source is a partition's source in a topic queue, from the start of its stream. The sequence is named, because nats-server would begin a
+// source without one at the time of the queue's last message, once the queue has dropped its first.
+func (c *Client) source(partition int, topic string) *jetstream.StreamSource {
+	return &jetstream.StreamSource{
+		Name:        c.names.OutStream(partition),
+		OptStartSeq: 1,
+		SubjectTransforms: []jetstream.SubjectTransformConfig{
+			{Source: c.names.Trigger(partition, topic), Destination: c.names.TopicSubject(destinationOf(topic))},
+		},
+	}
+}
+
+// sourced returns the sources of a topic queue by partition. It returns false if a stream has none, or others.
+func (c *Client) sourced(s jetstream.StreamConfig, topic string) (map[int]*jetstream.StreamSource, bool) {
+	have := make(map[int]*jetstream.StreamSource)
+	for _, from := range s.Sources {
+		p, err := strconv.Atoi(from.Name[strings.LastIndexByte(from.Name, '_')+1:])
+		if err != nil || p < 0 {
+			return nil, false
+		}
+		if want := c.source(p, topic); from.Name != want.Name || !slices.Equal(from.SubjectTransforms, want.SubjectTransforms) {
+			return nil, false
+		}
+		have[p] = from
+	}
+	return have, len(have) > 0
+}
+
+// outdated compares a topic queue's sources with the output streams, of which the times are. A source that begins behind the first sequence
+// leaves out what was there before the queue. nats-server (2.15.2) begins there again when the stream is deleted and made anew.
+func outdated(have map[int]*jetstream.StreamSource, made time.Time, outputs []time.Time) (change TopicQueueChange) {
+	for p, created := range outputs {
+		switch from := have[p]; {
+		case from == nil:
+			change.Added = append(change.Added, p)
+		case from.OptStartSeq > 1 && created.After(made):
+			change.Anew = append(change.Anew, p)
+		}
+	}
+	return change
+}
+
+// mend changes a topic queue's sources. A source that is to begin anew is removed first: nats-server goes on with one whose start changes.
+// When it is interrupted in between, the partitions are missing, and added the next time.
+func (c *Client) mend(
+	ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, topic string, have map[int]*jetstream.StreamSource, change TopicQueueChange,
+) (jetstream.Stream, error) {
+	for _, p := range change.Anew {
+		delete(have, p)
+	}
+	for _, p := range change.Added {
+		have[p] = c.source(p, topic)
+	}
+	if len(change.Anew) > 0 {
+		config.Sources = slices.Collect(maps.Values(have))
+		if len(have) == 0 { // a stream without sources would be no topic queue; of the partition after the last there is no stream
+			config.Sources = append(config.Sources, c.source(len(change.Anew), topic))
+		}
+		if _, err := js.UpdateStream(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	for _, p := range change.Anew {
+		have[p] = c.source(p, topic)
+	}
+	config.Sources = nil
+	for _, p := range slices.Sorted(maps.Keys(have)) {
+		config.Sources = append(config.Sources, have[p])
+	}
+	return js.UpdateStream(ctx, config)
 }
 
 // DeleteTopicQueue removes a topic queue and the triggers in it. The output streams keep theirs.
@@ -146,18 +241,64 @@ func (c *Client) sources(s jetstream.StreamConfig, topic string) bool {
 //
 // Errors: those of jetstream's ListStreams.
 func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, error) {
+	return c.listStreams(ctx, c.names.TopicStream(""))
+}
+
+// OutdatedTopicQueues returns the topics of the queues that do not take in all of their triggers, because the service's partitions or
+// output streams are others than when the queue was made. CreateTopicQueue of the topic mends that.
+//
+// Errors: those of jetstream's ListStreams.
+func (c *Client) OutdatedTopicQueues(ctx context.Context) (topics []string, err error) {
+	infos, err := c.listStreams(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	byName := make(map[string]*jetstream.StreamInfo)
+	for _, info := range infos {
+		byName[info.Config.Name] = info
+	}
+	var outputs []time.Time
+	for out := byName[c.names.OutStream(0)]; out != nil; out = byName[c.names.OutStream(len(outputs))] {
+		outputs = append(outputs, out.Created)
+	}
+	for _, info := range infos {
+		if topic, ok := c.topicOf(info.Config); ok {
+			have, _ := c.sourced(info.Config, topic)
+			if change := outdated(have, info.Created, outputs); !change.empty() {
+				topics = append(topics, topic)
+			}
+		}
+	}
+	return topics, nil
+}
+
+// topicOf returns the topic of a topic queue.
+func (c *Client) topicOf(s jetstream.StreamConfig) (topic string, ok bool) {
+	if len(s.Sources) == 0 || len(s.Sources[0].SubjectTransforms) == 0 {
+		return "", false
+	}
+	tokens := strings.SplitN(s.Sources[0].SubjectTransforms[0].Source, ".", 4) // carillon.trigger.<p>.<topic>
+	topic = tokens[len(tokens)-1]
+	if s.Name != c.names.TopicStream(topic) {
+		return "", false
+	}
+	_, ok = c.sourced(s, topic)
+	return topic, ok
+}
+
+// listStreams returns the streams whose names begin with a prefix.
+func (c *Client) listStreams(ctx context.Context, prefix string) (infos []*jetstream.StreamInfo, err error) {
 	js, err := c.jetStream()
 	if err != nil {
 		return nil, err
 	}
-	var queues []*jetstream.StreamInfo
 	list := js.ListStreams(ctx)
 	for info := range list.Info() {
-		if strings.HasPrefix(info.Config.Name, c.names.TopicStream("")) {
-			queues = append(queues, info)
+		if strings.HasPrefix(info.Config.Name, prefix) {
+			infos = append(infos, info)
 		}
 	}
-	return queues, list.Err()
+	return infos, list.Err()
 }
 
 // outputs opens the output streams and returns them by partition.
@@ -211,23 +352,4 @@ func destinationOf(topic string) string {
 		}
 	}
 	return strings.Join(tokens, ".")
-}
-
-// sameSources tells whether two streams source the same subjects of the same streams, wherever in those they began.
-func sameSources(a, b jetstream.StreamConfig) bool {
-	if len(a.Sources) != len(b.Sources) {
-		return false
-	}
-	from := make(map[string]jetstream.SubjectTransformConfig)
-	for _, s := range a.Sources {
-		if len(s.SubjectTransforms) == 1 {
-			from[s.Name] = s.SubjectTransforms[0]
-		}
-	}
-	for _, s := range b.Sources {
-		if from[s.Name] != s.SubjectTransforms[0] {
-			return false
-		}
-	}
-	return true
 }

@@ -1270,6 +1270,118 @@ func TestTopicQueue(t *testing.T) {
 	}
 }
 
+// holds waits until a topic queue has had as many triggers.
+func holds(t *testing.T, queue jetstream.Stream, triggers uint64) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("the queue has had %d triggers", triggers), func() bool {
+		info, err := queue.Info(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.State.LastSeq >= triggers
+	})
+}
+
+// mends makes a topic queue that is there already, and says what of it has changed.
+func mends(t *testing.T, c *Client, topic string) (change TopicQueueChange) {
+	t.Helper()
+	if _, err := c.CreateTopicQueue(t.Context(), topic, TopicQueueOptions{Changed: func(c TopicQueueChange) { change = c }}); err != nil {
+		t.Fatal(err)
+	}
+	if topics, err := c.OutdatedTopicQueues(t.Context()); err != nil || len(topics) > 0 {
+		t.Errorf("once it is mended, those of %q are outdated, %v", topics, err)
+	}
+	return change
+}
+
+// A queue takes in partitions that it lacked, with what they have already. That is so although it has dropped its first trigger, and its
+// last one is younger. With fewer partitions nothing changes.
+func TestTopicQueueGrows(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 2)
+	c := Connect(nc)
+	queue, err := c.CreateTopicQueue(t.Context(), "a.*", TopicQueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.CreateTopicQueue(t.Context(), "a.*.b", TopicQueueOptions{Replicas: 1}); err != nil {
+		t.Fatal(err)
+	}
+	makeOutput(t, js, 4)
+	out.last = append(out.last, 0, 0)
+	for p := range 4 {
+		out.trigger(3-p, "a.b", "x", 1, "")
+		out.trigger(3-p, "other", "x", 1, "")
+	}
+	holds(t, queue, 2)
+	if err := queue.Purge(t.Context(), jetstream.WithPurgeKeep(1)); err != nil {
+		t.Fatal(err)
+	}
+	if topics, err := c.OutdatedTopicQueues(t.Context()); err != nil || len(topics) != 2 || !slices.Contains(topics, "a.*") || !slices.Contains(topics, "a.*.b") {
+		t.Errorf("those of %q are outdated, %v", topics, err)
+	}
+	if err := c.DeleteTopicQueue(t.Context(), "a.*.b"); err != nil {
+		t.Fatal(err)
+	}
+	if change := mends(t, c, "a.*"); !slices.Equal(change.Added, []int{2, 3}) || len(change.Anew) > 0 {
+		t.Errorf("%+v", change)
+	}
+	holds(t, queue, 4)
+	if change := mends(t, c, "a.*"); !change.empty() {
+		t.Errorf("once more: %+v", change)
+	}
+	if err := js.DeleteStream(t.Context(), DefaultNames().OutStream(3)); err != nil {
+		t.Fatal(err)
+	}
+	if change := mends(t, c, "a.*"); !change.empty() {
+		t.Errorf("with fewer partitions: %+v", change)
+	}
+}
+
+// A queue that was made without the triggers from before it begins with the first trigger of streams that were made anew since.
+// nats-server would leave out as many as the old streams had.
+func TestTopicQueueOfStreamsMadeAnew(t *testing.T) {
+	nc, js := startNATS(t)
+	const before, after = 10, 4
+	out := makeOutput(t, js, 2)
+	c := Connect(nc)
+	for i := range before {
+		for p := range 2 {
+			out.trigger(p, "a", fmt.Sprint(i), 1, "")
+		}
+	}
+	queue, err := c.CreateTopicQueue(t.Context(), ">", TopicQueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.trigger(1, "a", "last", 1, "") // of partition 0 the queue has had none
+	holds(t, queue, 1)
+	for p := range 2 {
+		if err := js.DeleteStream(t.Context(), DefaultNames().OutStream(p)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out = makeOutput(t, js, 2)
+	for i := range after {
+		for p := range 2 {
+			out.trigger(p, "a", fmt.Sprint("new", i), 1, "")
+		}
+	}
+	eventually(t, "the queue reads the new streams", func() bool { // where it reads them already, another start alone would not do
+		info, err := queue.Info(t.Context())
+		return err == nil && !slices.ContainsFunc(info.Sources, func(s *jetstream.StreamSourceInfo) bool {
+			return s.Active > 2*time.Second || s.Seq > 0 || s.Error != nil
+		})
+	})
+	if change := mends(t, c, ">"); len(change.Added) > 0 || !slices.Equal(change.Anew, []int{0, 1}) {
+		t.Errorf("%+v", change)
+	}
+	holds(t, queue, 1+2*after)
+	if change := mends(t, c, ">"); !change.empty() {
+		t.Errorf("once more: %+v", change)
+	}
+}
+
 func TestPermanent(t *testing.T) {
 	if err := Permanent(nil); err != nil {
 		t.Errorf("no error has become %T", err)

@@ -41,6 +41,7 @@ func TestScript(t *testing.T) {
 			"until":     untilCommand,
 			"appears":   appearsCommand,
 			"archive":   archiveCommand,
+			"remove":    removeCommand,
 		},
 	})
 }
@@ -128,6 +129,20 @@ func endCommand(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if err := s.stop(syscall.SIGTERM); err != nil {
 		ts.Fatalf("serve ended with %v\n%s", err, ts.ReadFile(s.log))
+	}
+}
+
+// removeCommand is "remove STREAM...": it deletes streams of the NATS that NATS_URL points to.
+func removeCommand(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) == 0 {
+		ts.Fatalf("usage: remove stream...")
+	}
+	nc := connect(ts)
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	ts.Check(err)
+	for _, name := range args {
+		ts.Check(js.DeleteStream(context.Background(), name))
 	}
 }
 

@@ -37,7 +37,7 @@ func newTopicCreateCommand(a *app) *cobra.Command {
 		Short: "Make a topic queue",
 		Long: `Make a topic queue: one JetStream stream that takes in all triggers of a topic, which may hold wildcards,
 from the output streams. Any NATS client works on it with a durable consumer. Where the queue is there
-already nothing changes.`,
+already nothing changes, unless it lacks partitions, as after a change of their number: it takes these in.`,
 		Example: `  carillon topic create billing.renewals
   carillon topic create 'billing.>' --from-start --max-age 24h`,
 		Args: cobra.ExactArgs(1),
@@ -56,13 +56,23 @@ already nothing changes.`,
 				return err
 			}
 			defer nc.Close()
+			var change carillon.TopicQueueChange
+			o.Changed = func(c carillon.TopicQueueChange) { change = c }
 			stream, err := client.CreateTopicQueue(c.Context(), args[0], o)
 			if err != nil {
 				return err
 			}
 			info, subject := stream.CachedInfo(), client.Names().TopicSubject(args[0])
 			if a.json {
-				return a.marshal(topicQueue{Stream: info.Config.Name, Subject: subject, Messages: info.State.Msgs, Bytes: info.State.Bytes})
+				return a.marshal(topicQueue{
+					Stream: info.Config.Name, Subject: subject, Messages: info.State.Msgs, Bytes: info.State.Bytes, Added: change.Added, Anew: change.Anew,
+				})
+			}
+			if len(change.Added)+len(change.Anew) > 0 {
+				err := a.line("the queue was there: %d partitions are new in it, %d begin anew", len(change.Added), len(change.Anew))
+				if err != nil {
+					return err
+				}
 			}
 			return a.line("stream %s has the triggers of %s on %s", info.Config.Name, args[0], subject)
 		},
@@ -81,6 +91,9 @@ type topicQueue struct {
 	Subject  string `json:"subject,omitempty"`
 	Messages uint64 `json:"messages"`
 	Bytes    uint64 `json:"bytes"`
+	Added    []int  `json:"added,omitempty"`
+	Anew     []int  `json:"anew,omitempty"`
+	Outdated bool   `json:"outdated,omitempty"`
 }
 
 func newTopicListCommand(a *app) *cobra.Command {
@@ -100,9 +113,19 @@ func newTopicListCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			topics, err := client.OutdatedTopicQueues(c.Context())
+			if err != nil {
+				return err
+			}
+			outdated := make(map[string]bool)
+			for _, topic := range topics {
+				outdated[client.Names().TopicStream(topic)] = true
+				fmt.Fprintf(a.stderr, "carillon: the queue of %s lacks triggers; to take them in: carillon topic create '%[1]s'\n", excerpt([]byte(topic), carillon.MaxTopicLength))
+			}
 			queues := []topicQueue{}
 			for _, i := range infos {
-				queues = append(queues, topicQueue{Stream: i.Config.Name, Messages: i.State.Msgs, Bytes: i.State.Bytes})
+				name := i.Config.Name
+				queues = append(queues, topicQueue{Stream: name, Messages: i.State.Msgs, Bytes: i.State.Bytes, Outdated: outdated[name]})
 			}
 			if a.json {
 				return a.marshal(struct {
