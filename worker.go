@@ -50,9 +50,9 @@ type WorkerOptions struct {
 	AckWait     time.Duration // how long a worker may be silent before others get its triggers; default 30 s; the longest of a name counts
 	Grace       time.Duration // how long handlers may take to end when the worker is stopped; default 30 s
 
-	// MaxAttempts is the number of deliveries after which a failing trigger is given up, including deliveries that no handler began;
-	// default no bound. Only a handler's error is a failure: a trigger whose handler ends the process is delivered again whatever
-	// MaxAttempts says, with a greater Attempt each time.
+	// MaxAttempts is the number of deliveries after which a failing trigger is given up, including deliveries that no handler began
+	// or that the end of a worker cut off; default no bound. Only a handler's error is a failure: a trigger whose handler ends the
+	// process, or is cancelled after Grace, is delivered again whatever MaxAttempts says, with a greater Attempt each time.
 	MaxAttempts int
 
 	// RetryDelay is how long a trigger waits after its attempt-th delivery failed with err. Default: a
@@ -123,10 +123,10 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // of the worker's name on each.
 //
 // When ctx ends, Work takes no more triggers, gives back those that no handler has begun, and lets running handlers finish within Grace.
-// Then it returns nil, or an error if some handlers had to be cancelled. It ends in the same way when the connection is closed, and then
-// returns nats.ErrConnectionClosed. (Unless nats.MaxReconnects says otherwise, nats.go closes a connection that it could not restore for
-// two minutes.) Do not stop a worker by draining the connection: the acks of running handlers would be lost, and their triggers
-// delivered again.
+// Then it returns nil, or an error if some handlers had to be cancelled; their triggers are given back, too, unless the handler's error is
+// nil or Permanent. It ends in the same way when the connection is closed, and then returns nats.ErrConnectionClosed. (Unless
+// nats.MaxReconnects says otherwise, nats.go closes a connection that it could not restore for two minutes.) Do not stop a worker by
+// draining the connection: the acks of running handlers would be lost, and their triggers delivered again.
 //
 // A worker fetches triggers ahead: of each partition as many as it begins within some hundredths of a second, but at least Concurrency,
 // and at most 2,048 (or Concurrency, if that is more) or about 8 MiB. While they wait for a handler they are not delivered again. The
@@ -442,12 +442,17 @@ func (w *worker) handle(ctx context.Context, h int, d delivery) {
 		return
 	}
 	_, permanent := errors.AsType[permanentError](err)
-	if permanent || w.MaxAttempts > 0 && t.Attempt >= w.MaxAttempts {
+	cutOff := ctx.Err() != nil && !permanent // by the worker's end, which is no failure
+	if permanent || !cutOff && w.MaxAttempts > 0 && t.Attempt >= w.MaxAttempts {
 		w.OnError(t, fmt.Errorf("%w, %w", err, ErrGivenUp))
 		w.refuse(h, d, t, termination(err))
 		return
 	}
 	w.OnError(t, err)
+	if cutOff {
+		w.refuse(h, d, t, nak)
+		return
+	}
 	w.refuse(h, d, t, delayedNak(w.RetryDelay(t.Attempt, err)))
 }
 

@@ -412,6 +412,49 @@ func TestWorkGrace(t *testing.T) {
 	}
 }
 
+// What the end of a worker cuts off comes again, at once and also after the last attempt, unless no retry can cure it.
+func TestWorkGraceOfLastAttempt(t *testing.T) {
+	nc, js := startNATS(t)
+	out := makeOutput(t, js, 1)
+	out.trigger(0, "t", "slow", 1, "")
+	out.trigger(0, "t", "hopeless", 1, "")
+	began, told := make(chan struct{}, 2), make(chan string, 2)
+	o := WorkerOptions{
+		Topic: "t", Name: "g", Grace: time.Millisecond, AckWait: time.Hour, MaxAttempts: 1, // only a nak gives anything back
+		RetryDelay: func(int, error) time.Duration { return time.Hour },
+		OnError: func(tr *Trigger, err error) {
+			if tr != nil {
+				told <- fmt.Sprintf("%s %t", tr.Job, errors.Is(err, ErrGivenUp))
+			}
+		},
+	}
+	stop := startWorker(t, Connect(nc), o, func(ctx context.Context, tr *Trigger) error {
+		began <- struct{}{}
+		<-ctx.Done()
+		if tr.Job == "hopeless" {
+			return Permanent(ctx.Err())
+		}
+		return ctx.Err()
+	})
+	<-began
+	<-began
+	if err := stop(); err == nil {
+		t.Error("the worker ended without an error")
+	}
+	if said := []string{<-told, <-told}; !slices.Contains(said, "slow false") || !slices.Contains(said, "hopeless true") {
+		t.Errorf("what was told to be given up: %v", said)
+	}
+	again := make(chan string, 1)
+	startWorker(t, Connect(nc), o, func(_ context.Context, tr *Trigger) error {
+		again <- fmt.Sprint(tr.Job, " ", tr.Attempt > 1) // it may have gone into a pull of the first worker in between
+		return nil
+	})
+	if got := natstest.Receive(t, "what was cut off", again); got != "slow true" {
+		t.Errorf("%s was delivered again", got)
+	}
+	eventually(t, "all answered", settled(t, js, "g", 1))
+}
+
 // A worker without handlers under way has nothing to cancel, whatever its grace: the pull on its way may take longer.
 func TestWorkGraceOfNobody(t *testing.T) {
 	nc, js := startNATS(t)

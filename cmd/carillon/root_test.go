@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
@@ -106,6 +107,27 @@ func TestExamplesParse(t *testing.T) {
 	})
 	if examples < 40 {
 		t.Errorf("%d examples found", examples)
+	}
+}
+
+// What an example of a worker runs by a shell succeeds in an empty directory, after the commands before it: a failure may give triggers up.
+func TestWorkExamplesRun(t *testing.T) {
+	for line := range strings.Lines(newWorkCommand(&app{}).Example) {
+		dir := t.TempDir()
+		for _, words := range shellCommands(line) {
+			if words[0] == "carillon" {
+				shell := slices.Index(words, "sh")
+				if shell < 0 {
+					continue
+				}
+				words = words[shell:]
+			}
+			c := exec.Command(words[0], words[1:]...)
+			c.Dir, c.Env = dir, append(os.Environ(), "CARILLON_JOB=a")
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%s: %q: %v, %s", line, words, err, out)
+			}
+		}
 	}
 }
 
@@ -288,6 +310,9 @@ func TestRefusedAtOnce(t *testing.T) {
 		"work --name n -- sh":                                              "give one topic",
 		"work a --name n --prepare -- sh":                                  "--prepare runs no command",
 
+		"work a --name n --":                                               "there is no command after --",
+		"work a --name n --prepare --":                                     "there is no command after --",
+		"work a --name n --json -- sh":                                     "--json is for triggers that are printed",
 		"serve --data nowhere --http nowhere":                             `"nowhere" for "--http" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535, or off (see `,
 		"serve --data nowhere --http=":                                    `"" for "--http" flag: must be host:port`,
 		"serve --data nowhere --listen 127.0.0.1":                         `"127.0.0.1" for "--listen" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535 (see `,

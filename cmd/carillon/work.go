@@ -37,15 +37,19 @@ passed on when it has ended, a MiB of each stream at most.
 A worker needs consumers of its --name on the output streams, and makes them. If its user may not, somebody
 else makes them before, with --prepare, and the worker says with --partitions how many there are.
 
-SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way get --grace to end.`,
+SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way get --grace to end. What is
+cut off then comes again, whatever --max-attempts says, and the exit code is 1.`,
 		Example: `  carillon work billing.renewals --name billing -- ./renew.sh
-  carillon work reports --name reports --concurrency 4 --max-attempts 5 -- sh -c 'cat > "out/$CARILLON_JOB"'
+  mkdir -p out && carillon work reports --name reports --concurrency 4 --max-attempts 5 -- sh -c 'cat > "out/$CARILLON_JOB"'
   carillon work '>' --name look --json
   carillon work billing.renewals --name billing --prepare   # by an operator, once
   carillon work billing.renewals --name billing --partitions 8 -- ./renew.sh`,
 		Args: func(c *cobra.Command, args []string) error {
 			if before := c.ArgsLenAtDash(); before != 1 && (before >= 0 || len(args) != 1) {
 				return fmt.Errorf("give one topic, and a command to run after --")
+			}
+			if c.ArgsLenAtDash() >= 0 && len(args) == 1 { // a shell makes this of a variable that is not set
+				return fmt.Errorf("there is no command after --")
 			}
 			return nil
 		},
@@ -59,6 +63,9 @@ SIGTERM or Ctrl-C ends it: no more triggers are taken, and commands under way ge
 			}
 			if err := optionError(w.options.Validate()); err != nil {
 				return err
+			}
+			if a.json && !prepare && len(w.command) > 0 {
+				return usagef("--json is for triggers that are printed; what a command writes is passed on as it is")
 			}
 			if prepare {
 				return w.prepare(c.Context())
