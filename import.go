@@ -224,18 +224,19 @@ var (
 
 // Import puts many jobs, packed into few requests, at a fraction of the cost of as many Puts. It calls done with the outcome of each
 // job, one call at a time: i is the job's place in the sequence, from 0, and err is one of Put's errors or nil. Import returns nil when
-// all are done, or the context's error when the context has ended; jobs that were not sent by then are not reported. Jobs are put in no
-// particular order. A JSON payload that holds line breaks is put as text.
+// all are done, or the context's error when the context has ended; jobs that were not sent by then are not reported. Jobs of one id are put
+// in the order of the sequence, as by Puts one after the other, and jobs of different ids in no particular order. A JSON payload that holds
+// line breaks is put as text.
 //
 // Some jobs are sent again: those for which the service has no room (CodeLimitExceeded), and those whose outcome is unknown
 // (CodeUnavailable), which does no harm under the same Carillon-Request. Import gives them up when the service has accepted no job at
 // all for ten times the client's timeout. A service that does not know imports is sent Puts.
 func (c *Client) Import(ctx context.Context, jobs iter.Seq[ImportJob], done func(i int, err error)) error {
-	im := importing{Client: c, ctx: ctx, done: done, batches: make(chan *importBatch), again: make(chan struct{}, 1)}
+	im := newImporting(ctx, c)
+	im.done, im.onReply = done, im.each
 	if !c.imports(ctx) {
 		return im.putAll(jobs)
 	}
-	im.onReply = im.each
 	return im.run(jobs)
 }
 
@@ -244,7 +245,9 @@ func (im *importing) run(jobs iter.Seq[ImportJob]) error {
 	for range importRequests {
 		im.senders.Go(func() {
 			for b := range im.batches {
+				ids := b.ids // send may divide b
 				im.send(b)
+				im.release(ids)
 			}
 		})
 	}
@@ -292,6 +295,40 @@ type importing struct {
 	done    func(i int, err error)
 	onReply func(b *importBatch, reply ImportReply, err error) // reports each request's outcome; its caller holds mu
 	taken   time.Time                                          // when the service last accepted any job
+
+	claimed struct {
+		sync.Mutex
+		fewer sync.Cond
+		ids   map[string]struct{} // of jobs that are under way
+	}
+}
+
+func newImporting(ctx context.Context, c *Client) *importing {
+	im := &importing{Client: c, ctx: ctx, batches: make(chan *importBatch), again: make(chan struct{}, 1)}
+	im.claimed.fewer.L, im.claimed.ids = &im.claimed, make(map[string]struct{})
+	return im
+}
+
+// claim waits until none of the ids is under way, and takes them: requests that are under way at once may overtake each other.
+func (im *importing) claim(ids []string) {
+	im.claimed.Lock()
+	defer im.claimed.Unlock()
+	under := func(id string) bool { _, ok := im.claimed.ids[id]; return ok }
+	for slices.ContainsFunc(ids, under) {
+		im.claimed.fewer.Wait() // not for long once ctx has ended: the requests under way end then
+	}
+	for _, id := range ids {
+		im.claimed.ids[id] = struct{}{}
+	}
+}
+
+func (im *importing) release(ids []string) {
+	im.claimed.Lock()
+	defer im.claimed.Unlock()
+	for _, id := range ids {
+		delete(im.claimed.ids, id)
+	}
+	im.claimed.fewer.Broadcast()
 }
 
 // importBatch is one request of an import.
@@ -301,7 +338,7 @@ type importBatch struct {
 	at   []int    // by line: the job's place in the sequence
 	ids  []string // and its id
 
-	tried bool // it was sent, and may have been applied
+	tried bool // it was sent, and some of it may have been applied
 }
 
 func (b *importBatch) add(line []byte, at int, id string) {
@@ -322,6 +359,7 @@ func (im *importing) split(jobs iter.Seq[ImportJob]) error {
 	}
 	b := &importBatch{}
 	flush := func() error {
+		im.claim(b.ids)
 		select {
 		case im.batches <- b:
 			b = &importBatch{}
@@ -369,14 +407,19 @@ func (im *importing) send(b *importBatch) {
 		}
 		full := b.full(reply, err)
 		if patient := im.shouldRetry(err == nil && len(full) < len(b.at)); len(full) == 0 || !patient {
+			if b.tried {
+				reply.refusedLater()
+			}
 			im.settle(b, reply, err)
 			return
 		}
+		applied := b.addLater(full) || b.tried
 		if len(full) < len(b.at) {
 			var settled *importBatch
 			settled, b = b.divide(full, &reply)
 			im.settle(settled, reply, nil)
 		}
+		b.tried = applied
 		select {
 		case <-time.After(pause):
 		case <-im.ctx.Done(): // the next request fails at once, and is the last
@@ -438,6 +481,30 @@ func (b *importBatch) full(reply ImportReply, err error) (lines map[int]bool) {
 	return lines
 }
 
+// addLater adds to the lines that are sent again those behind them with the same ids, though they may have been accepted: the last one
+// is to count in the end. It tells whether there are any.
+func (b *importBatch) addLater(full map[int]bool) (added bool) {
+	again := make(map[string]bool)
+	for line, id := range b.ids {
+		switch {
+		case full[line]:
+			again[id] = true
+		case again[id]:
+			full[line], added = true, true
+		}
+	}
+	return added
+}
+
+// refusedLater makes unknown outcomes of the refusals that say nothing about an earlier try.
+func (r *ImportReply) refusedLater() {
+	for i := range r.Failed {
+		if f := &r.Failed[i]; errors.Is(f.Error, noRoom) {
+			f.Error = &Error{Code: CodeUnavailable, Message: "an earlier try may have been applied, and now " + f.Error.Message + "; the outcome is unknown"}
+		}
+	}
+}
+
 // divide splits the batch into the lines in full and the others, which are settled; reply is changed to be about the settled alone.
 func (b *importBatch) divide(full map[int]bool, reply *ImportReply) (settled, rest *importBatch) {
 	settled, rest = &importBatch{}, &importBatch{}
@@ -453,13 +520,21 @@ func (b *importBatch) divide(full map[int]bool, reply *ImportReply) (settled, re
 		line++
 	}
 	failed := reply.Failed[:0]
+	accepted := uint64(len(full)) // of those that are sent again
 	for _, f := range reply.Failed {
-		if line, sent := moved[f.Line-1]; sent && !full[f.Line-1] {
+		line, sent := moved[f.Line-1]
+		switch {
+		case sent && !full[f.Line-1]:
 			f.Line = line
 			failed = append(failed, f)
+		case sent && accepted > 0:
+			accepted--
 		}
 	}
 	reply.Failed = failed
+	imported := min(accepted, reply.Imported) // or unchanged: the reply does not say which lines were
+	reply.Imported -= imported
+	reply.Unchanged -= min(accepted-imported, reply.Unchanged)
 	return settled, rest
 }
 
@@ -499,6 +574,7 @@ func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 		im.senders.Go(func() {
 			for job := range work {
 				im.report(job.i, im.putPatiently(job.ImportJob))
+				im.release([]string{job.Job.ID})
 			}
 		})
 	}
@@ -506,6 +582,7 @@ func (im *importing) putAll(jobs iter.Seq[ImportJob]) error {
 	defer close(work)
 	i := 0
 	for job := range jobs {
+		im.claim([]string{job.Job.ID})
 		select {
 		case work <- numbered{i, job}:
 		case <-im.ctx.Done():

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
@@ -178,7 +179,8 @@ func TestImportBeforeConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	im := importing{Client: Connect(nc), ctx: t.Context(), batches: make(chan *importBatch, 3)}
+	im := newImporting(t.Context(), Connect(nc))
+	im.batches = make(chan *importBatch, 3)
 	if err := im.split(slices.Values(numbered(3))); err != nil {
 		t.Fatal(err)
 	}
@@ -473,6 +475,84 @@ func TestClientImportSlow(t *testing.T) {
 	})
 }
 
+// Of several jobs with one id the last one counts, however long requests take and whatever of them there is no room for. Requests without
+// such jobs are under way at once.
+func TestClientImportOrder(t *testing.T) {
+	const repeated, all = 3 * MaxImportLines, 15 * MaxImportLines
+	last := make(map[string]string) // the owner of the last job, by id
+	var jobs []ImportJob
+	for i := range all {
+		job := Job{ID: fmt.Sprint("once-", i), Owner: fmt.Sprint(i)}
+		if i < repeated {
+			job.ID = fmt.Sprint("twice-", i%(repeated/2))
+			if i%7 == 0 {
+				job.ID = "often"
+			}
+		}
+		jobs, last[job.ID] = append(jobs, ImportJob{Job: job}), job.Owner
+	}
+	synctest.Test(t, func(t *testing.T) {
+		nc := bubbleNATS(t)
+		var mu sync.Mutex
+		chance, owners, requests, most := rand.New(rand.NewPCG(1, 2)), make(map[string]string), 0, 0
+		answer := func(m *nats.Msg) {
+			mu.Lock()
+			requests++
+			most = max(most, requests)
+			takes := time.Duration(1+chance.IntN(1000)) * time.Millisecond
+			mu.Unlock()
+			time.Sleep(takes)
+			mu.Lock()
+			defer mu.Unlock()
+			requests--
+			var reply ImportReply
+			number := 0
+			for line := range bytes.Lines(m.Data) {
+				l, err := ParseImport(line)
+				if err != nil {
+					t.Error(err)
+				}
+				if number++; chance.IntN(10) == 0 {
+					reply.Failed = append(reply.Failed, ImportFail{Line: number, ID: l.Job.ID, Error: noRoom})
+					continue
+				}
+				owners[l.Job.ID] = l.Job.Owner
+				reply.Imported++
+			}
+			if err := m.Respond(reply.AppendJSON(nil)); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := nc.Subscribe("carillon.api.import", func(m *nats.Msg) { go answer(m) }); err != nil {
+			t.Fatal(err)
+		}
+		done := make([]int, all)
+		if err := Connect(nc).Import(t.Context(), slices.Values(jobs), func(i int, err error) {
+			if done[i]++; err != nil || done[i] > 1 {
+				t.Errorf("job %d is reported %d times, with %v", i, done[i], err)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(last, owners); diff != "" {
+			t.Error(diff)
+		}
+		if most != importRequests {
+			t.Errorf("%d requests were under way at once, not %d", most, importRequests)
+		}
+		clear(owners)
+		var restored Restored
+		if err := Connect(nc).Restore(t.Context(), slices.Values(jobs), func(r Restored) {
+			restored.Jobs, restored.Imported, restored.Failed = restored.Jobs+r.Jobs, restored.Imported+r.Imported, append(restored.Failed, r.Failed...)
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(Restored{Jobs: all, Imported: all}, restored); diff != "" || !maps.Equal(last, owners) {
+			t.Error(diff)
+		}
+	})
+}
+
 // A service that knows no imports is sent a put for each job, and a paused one never has its schedule before.
 func TestClientImportByPuts(t *testing.T) {
 	nc, _ := startNATS(t)
@@ -512,6 +592,82 @@ func TestClientImportByPuts(t *testing.T) {
 	if diff := cmp.Diff([]string{`put.a-2{"if_version":0}`, "pause.a-2", `put.a-2{"schedule":"@daily"}`}, of); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// What had been put before an earlier job of its id, and is put again behind that, is not said to be refused when there is no room any more.
+func TestClientImportRefusedLater(t *testing.T) {
+	full := &Error{Code: CodeLimitExceeded, Message: "full"}
+	reply := func(lines ...int) []byte {
+		r := ImportReply{Imported: uint64(2 - len(lines))}
+		for _, line := range lines {
+			r.Failed = append(r.Failed, ImportFail{Line: line, ID: "a", Error: full})
+		}
+		return r.AppendJSON(nil)
+	}
+	for of, then := range map[string]answer{"request": {refusal: full}, "line": {body: reply(1, 2)}} {
+		synctest.Test(t, func(t *testing.T) {
+			nc := bubbleNATS(t)
+			s := &service{t: t, script: make(map[string][]answer), asked: make(map[string][]*nats.Msg)}
+			s.answers("carillon.api.import", answer{body: reply()}, answer{body: reply(1)}, then)
+			if _, err := nc.Subscribe("carillon.api.>", s.serve); err != nil { // without a flush: the library's may wait on a channel of another bubble
+				t.Fatal(err)
+			}
+			jobs := []ImportJob{{Job: Job{ID: "a", Owner: "1"}}, {Job: Job{ID: "a", Owner: "2"}}}
+			if err := Connect(nc).Import(t.Context(), slices.Values(jobs), func(i int, err error) {
+				if !errors.Is(err, unknown) {
+					t.Errorf("%s: job %d: %v", of, i, err)
+				}
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// By puts, too, the last of one id counts: they follow each other.
+func TestClientImportOrderByPuts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nc := bubbleNATS(t)
+		var mu sync.Mutex
+		var owners []string
+		slow := time.Second
+		if _, err := nc.Subscribe("carillon.api.put.*", func(m *nats.Msg) {
+			takes := slow // the first ones take longest
+			slow -= 100 * time.Millisecond
+			go func() {
+				time.Sleep(takes)
+				mu.Lock()
+				defer mu.Unlock()
+				job, err := ParseJob(m.Data)
+				if err != nil {
+					t.Error(err)
+				}
+				owners = append(owners, job.Owner)
+				if err := m.Respond((&JobReply{ID: "a", Version: 1, Status: StatusScheduled}).AppendJSON(nil)); err != nil {
+					t.Error(err)
+				}
+			}()
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) { _ = m.Respond([]byte(`{}`)) }); err != nil {
+			t.Fatal(err)
+		}
+		var jobs []ImportJob
+		for _, owner := range []string{"1", "2", "3"} {
+			jobs = append(jobs, ImportJob{Job: Job{ID: "a", Owner: owner}})
+		}
+		if err := Connect(nc).Import(t.Context(), slices.Values(jobs), func(_ int, err error) {
+			if err != nil {
+				t.Error(err)
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(owners, []string{"1", "2", "3"}) {
+			t.Errorf("the puts took effect as %v", owners)
+		}
+	})
 }
 
 // An engine that is starting, and takes nothing yet, is not taken for one that knows no imports.

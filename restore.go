@@ -90,7 +90,7 @@ func (c *Client) Restore(ctx context.Context, jobs iter.Seq[ImportJob], done fun
 		}
 		return &Error{Code: CodeUnavailable, Message: "no service answers, or it knows no imports"}
 	}
-	im := importing{Client: c, ctx: ctx, batches: make(chan *importBatch), again: make(chan struct{}, 1)}
+	im := newImporting(ctx, c)
 	im.onReply = func(b *importBatch, reply ImportReply, err error) {
 		r := Restored{Jobs: len(b.at), Imported: reply.Imported, Unchanged: reply.Unchanged}
 		for _, f := range reply.Failed {

@@ -28,6 +28,7 @@ func newJobImportCommand(a *app) *cobra.Command {
   {"id":"invoice-8","schedule":"@daily"}
 
 The first form is what 'carillon job export' writes. A job whose status is paused is paused here, too,
+Where an id stands on several lines, they take effect in their order.
 without a fire in between; one that is completed is left out, since putting it would fire it again.
 
 Repeated, an import leaves alone what is there and has fires left. A job that has completed meanwhile gets a

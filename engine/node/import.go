@@ -35,17 +35,33 @@ func (n *Node) apiImport(c *call) error {
 	if err := im.read(c); err != nil {
 		return err
 	}
-	for p := range im.packs {
-		for _, pack := range im.packs[p] {
-			n.sendPack(im, n.partitions[p], pack)
-		}
-	}
+	n.sendPacks(im)
 	im.under.Wait()
 	if im.unknown != nil {
 		return im.unknown // the client is to send all of it again, which is harmless
 	}
 	slices.SortFunc(im.reply.Failed, func(a, b carillon.ImportFail) int { return cmp.Compare(a.Line, b.Line) })
 	return c.answer(im.reply.AppendJSON(nil))
+}
+
+// sendPacks sends the records of an import. One may be overtaken by the next (sendRecord, forwardPack), so it is waited for if that has
+// an id that it has, too.
+func (n *Node) sendPacks(im *importing) {
+	for p, packs := range im.packs {
+		sent := make(map[string]bool) // ids
+		for i, pack := range packs {
+			if slices.ContainsFunc(pack.jobs, func(job engine.PackedJob) bool { return sent[job.ID] }) {
+				im.under.Wait()
+			}
+			n.sendPack(im, n.partitions[p], pack)
+			if i == len(packs)-1 {
+				break // most often it is the only one
+			}
+			for _, job := range pack.jobs {
+				sent[job.ID] = true
+			}
+		}
+	}
 }
 
 // sendPack sends a record of an import, once there is room for its jobs. It sends none after one whose outcome is unknown.

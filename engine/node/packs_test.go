@@ -51,6 +51,40 @@ func TestPacksAreBounded(t *testing.T) {
 	}
 }
 
+// A record is not sent before the one with an earlier line of the same id has its outcome: here both would wait for room in the log at once,
+// and go on in any order.
+func TestPacksOfOneIDFollowEachOther(t *testing.T) {
+	for first, atATime := range map[string]int64{"a": 1, "b": 2} {
+		synctest.Test(t, func(t *testing.T) {
+			p := &partition{}
+			p.follows.Store(true)
+			n := &Node{requests: requests{importJobs: semaphore.NewWeighted(maxImportJobs)}, partitions: []*partition{p}}
+			n.replies.init()
+			n.logUsage.update(streams.Info{Bytes: 100, MaxBytes: 100}, 0) // a record is refused when it has waited for roomTimeout
+			ctx, stop := context.WithCancel(t.Context())
+			var work sync.WaitGroup
+			work.Go(func() { n.replies.run(ctx) })
+			im := newImporting(1)
+			for line, id := range []string{first, "a"} {
+				job := carillon.Job{ID: id, Payload: make([]byte, engine.MaxPackBytes), Form: carillon.PayloadBase64}
+				im.add(&carillon.ImportJob{Job: job}, "", line+1)
+			}
+			work.Go(func() { n.sendPacks(im) })
+			synctest.Wait()
+			if open := n.replies.open.Load(); open != atATime {
+				t.Errorf("%s and a: %d records are under way, not %d", first, open, atATime)
+			}
+			time.Sleep(3 * roomTimeout)
+			im.under.Wait()
+			if len(im.reply.Failed) != 2 {
+				t.Errorf("%s and a: %d of 2 have their outcome", first, len(im.reply.Failed))
+			}
+			stop()
+			work.Wait()
+		})
+	}
+}
+
 // However many imports there are, only so many jobs of theirs are sent and not answered at a time. Once the outcome of one record is unknown,
 // its import sends no more.
 func TestJobsOfImportsAreBounded(t *testing.T) {
