@@ -53,26 +53,43 @@ func plainText(r io.Reader) io.Reader {
 }
 
 // readText is readInput for a text.
-func readText(name string, stdin io.Reader) ([]byte, error) {
-	b, err := readInput(name, stdin)
+func readText(ctx context.Context, name string, stdin io.Reader) ([]byte, error) {
+	b, err := readInput(ctx, name, stdin)
 	if err != nil {
 		return nil, err
 	}
 	return io.ReadAll(plainText(bytes.NewReader(b)))
 }
 
-// readInput reads a file, or standard input for "-", at most as much as a job can be long.
-func readInput(name string, stdin io.Reader) ([]byte, error) {
+// openInput opens a file, unless ctx ends before: a named pipe is open only once somebody writes to it.
+func openInput(ctx context.Context, name string) (f *os.File, err error) {
+	opened := make(chan struct{})
+	var there *os.File
+	var failed error
+	go func() {
+		defer close(opened)
+		there, failed = os.Open(name)
+	}()
+	select {
+	case <-opened:
+		return there, failed
+	case <-ctx.Done():
+		return nil, fmt.Errorf("open %s: %w", name, context.Cause(ctx))
+	}
+}
+
+// readInput reads a file, or standard input for "-", until ctx ends, at most as much as a job can be long.
+func readInput(ctx context.Context, name string, stdin io.Reader) ([]byte, error) {
 	r := stdin
 	if name != "-" {
-		f, err := os.Open(name)
+		f, err := openInput(ctx, name)
 		if err != nil {
 			return nil, err
 		}
 		defer f.Close()
 		r = f
 	}
-	b, err := io.ReadAll(io.LimitReader(r, maxLine+1))
+	b, err := io.ReadAll(io.LimitReader(contextReader{ctx, r}, maxLine+1))
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", name, err)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -32,7 +33,8 @@ func (a *app) newChangeCommand(ch change, long string) *cobra.Command {
 		Long: long + `
 
 Give an id, or a selection: jobs that all of --prefix, --label and --owner apply to. A selection is
-changed job by job and not in one transaction; the answer counts them. On a terminal it asks first.
+changed job by job and not in one transaction; the answer counts them. On a terminal it asks first;
+a no changes nothing, and the exit code is 1.
 
 Here --prefix is the beginning of an id. The service's own goes before the command, or into
 $CARILLON_PREFIX: carillon --prefix acme job ` + ch.verb + ` …`,
@@ -86,8 +88,11 @@ func (a *app) changeOne(ctx context.Context, ch change, id string, options []car
 func (a *app) changeMany(ctx context.Context, ch change, s carillon.Selection, yes bool) error {
 	if isTerminal(a.stdin) && !yes {
 		sure, err := a.ask(ctx, fmt.Sprintf("%s all jobs with %s?", ch.verb, describeSelection(s)))
-		if err != nil || !sure {
+		switch {
+		case err != nil:
 			return err
+		case !sure: // what a script does next must not be done
+			return errors.New("nothing was changed")
 		}
 	}
 	nc, client, err := a.connect(ctx)
@@ -158,7 +163,8 @@ func (a *app) ask(ctx context.Context, question string) (bool, error) {
 		return false, ctx.Err()
 	}
 	if err != nil && answer == "" {
-		return false, nil // the end of the input is a no
+		_, err := fmt.Fprintln(a.stderr)
+		return false, err // the end of the input is a no
 	}
 	answer = strings.ToLower(strings.TrimSpace(answer))
 	return answer == "y" || answer == "yes", nil

@@ -23,7 +23,7 @@ When no answer comes the outcome is unknown, and it is not tried again: that mig
 			}
 			var options []carillon.CommandOption
 			if p.given() {
-				payload, form, err := p.read(contextReader{c.Context(), a.stdin})
+				payload, form, err := p.read(c.Context(), a.stdin)
 				if err != nil {
 					return err
 				}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"iter"
-	"os"
 	"slices"
 	"sync"
 
@@ -28,8 +27,8 @@ func newJobImportCommand(a *app) *cobra.Command {
   {"id":"invoice-8","schedule":"@daily"}
 
 The first form is what 'carillon job export' writes. A job whose status is paused is paused here, too,
-Where an id stands on several lines, they take effect in their order.
 without a fire in between; one that is completed is left out, since putting it would fire it again.
+Where an id stands on several lines, they take effect in their order.
 
 Repeated, an import leaves alone what is there and has fires left. A job that has completed meanwhile gets a
 new version, and so an @in fires again, and one with max_fires as often as before; other one-shots do once
@@ -44,7 +43,7 @@ they are not kept any more. An import that ends early names the line to go on fr
 			}
 			input, size := a.stdin, int64(-1)
 			if len(args) == 1 && args[0] != "-" {
-				f, err := os.Open(args[0])
+				f, err := openInput(c.Context(), args[0])
 				if err != nil {
 					return err
 				}

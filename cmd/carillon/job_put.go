@@ -1,9 +1,11 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,7 +34,7 @@ or 6 fields (seconds first). Without one the job fires only by 'carillon job fir
   carillon job put invoice-7 -f job.json --if-version 3   # after: carillon job get invoice-7 --json > job.json, and an edit`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
-			job, ifVersion, err := p.job(contextReader{c.Context(), a.stdin})
+			job, ifVersion, err := p.job(c.Context(), a.stdin)
 			if err != nil {
 				return err
 			}
@@ -99,7 +101,7 @@ func (p *putFlags) flags(c *cobra.Command) {
 }
 
 // job makes the job of the flags and of a file, which may also have a condition (if_version).
-func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, err error) {
+func (p *putFlags) job(ctx context.Context, stdin io.Reader) (job carillon.Job, ifVersion *uint64, err error) {
 	own := make(map[string]any)
 	for _, s := range []struct{ flag, form, value string }{
 		{"at", "@at ", p.at}, {"in", "@in ", p.in}, {"every", "@every ", p.every}, {"cron", "", p.cron},
@@ -126,7 +128,7 @@ func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, er
 		if p.fields.given() != "" || len(own) > 0 || p.payload.given() {
 			return job, nil, usagef("-f holds the whole job; the other flags of a job cannot stand beside it")
 		}
-		body, err := readText(p.file, stdin)
+		body, err := readText(ctx, p.file, stdin)
 		if err != nil {
 			return job, nil, err
 		}
@@ -139,7 +141,7 @@ func (p *putFlags) job(stdin io.Reader) (job carillon.Job, ifVersion *uint64, er
 	if job, err = carillon.ParseJob(body); err != nil {
 		return job, nil, err
 	}
-	if job.Payload, job.Form, err = p.payload.read(stdin); err != nil {
+	if job.Payload, job.Form, err = p.payload.read(ctx, stdin); err != nil {
 		return job, nil, err
 	}
 	return job, nil, job.Validate()
@@ -190,18 +192,19 @@ func (p *payloadFlags) given() bool {
 }
 
 // read returns the payload, and its form if the flags say that.
-func (p *payloadFlags) read(stdin io.Reader) ([]byte, carillon.PayloadForm, error) {
+func (p *payloadFlags) read(ctx context.Context, stdin io.Reader) ([]byte, carillon.PayloadForm, error) {
 	f := p.command.Flags()
 	switch {
 	case f.Changed("payload"):
-		if p.json == "" {
+		text := strings.Trim(p.json, " \t\r\n") // as from a here-document; a request has white space around it dropped, too
+		if text == "" {
 			return nil, 0, &carillon.Error{Code: carillon.CodeInvalidJSON, Field: "payload", Message: "is empty; expected any JSON"}
 		}
-		return []byte(p.json), carillon.PayloadJSON, nil
+		return []byte(text), carillon.PayloadJSON, nil
 	case f.Changed("payload-text"):
 		return []byte(p.text), carillon.PayloadText, nil
 	case f.Changed("payload-file"):
-		b, err := readInput(p.file, stdin)
+		b, err := readInput(ctx, p.file, stdin)
 		return b, carillon.PayloadNone, err
 	}
 	return nil, carillon.PayloadNone, nil

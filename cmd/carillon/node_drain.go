@@ -85,15 +85,21 @@ func nodeOf(ctx context.Context, client *carillon.Client, name string) (carillon
 	if err != nil {
 		return carillon.NodeStatus{}, err
 	}
+	what := "there is no node %q"
 	var names []string
 	for _, n := range s.Nodes {
-		if n.Node == name && n.State != carillon.NodeSilent {
+		switch {
+		case n.State == carillon.NodeSilent && n.Node == name:
+			what = "node %q is silent"
+		case n.State == carillon.NodeSilent:
+		case n.Node == name:
 			return n, nil
+		default:
+			names = append(names, n.Node)
 		}
-		names = append(names, n.Node)
 	}
-	message := fmt.Sprintf("no node %q is live; there are %s", name, strings.Join(names, ", "))
-	if len(names) == 0 {
+	message := fmt.Sprintf(what+"; live are %s", name, strings.Join(names, ", "))
+	if len(s.Nodes) == 0 {
 		message = fmt.Sprintf("engine %s has its NATS to itself: there is nobody to hand over to", s.Node)
 	}
 	return carillon.NodeStatus{}, &carillon.Error{Code: carillon.CodeNotFound, Message: message}

@@ -304,15 +304,16 @@ func TestRefusedAtOnce(t *testing.T) {
 		"snapshot restore DIR --data new --log DIR":                        "--to-time and --log go together",
 		"snapshot restore DIR -s x --partitions 4":                         "go with --data",
 		"snapshot restore DIR -s x --to-time TIME --log L":                 "go with --data",
+		"snapshot restore DIR -s x --to-time 0001-01-01T00:00:00Z --log L": "go with --data",
 		"snapshot restore DIR --data new --to-time TIME --log L --owner a": "--to-time restores all jobs",
 		"status --watch --every 0s":                                        "--every is 0s",
 		"work a b --name n -- sh":                                          "give one topic",
 		"work --name n -- sh":                                              "give one topic",
 		"work a --name n --prepare -- sh":                                  "--prepare runs no command",
-
 		"work a --name n --":                                               "there is no command after --",
 		"work a --name n --prepare --":                                     "there is no command after --",
 		"work a --name n --json -- sh":                                     "--json is for triggers that are printed",
+
 		"serve --data nowhere --http nowhere":                             `"nowhere" for "--http" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535, or off (see `,
 		"serve --data nowhere --http=":                                    `"" for "--http" flag: must be host:port`,
 		"serve --data nowhere --listen 127.0.0.1":                         `"127.0.0.1" for "--listen" flag: must be host:port, such as 127.0.0.1:4222, with a port from 0 to 65535 (see `,
@@ -735,6 +736,31 @@ func TestUndoOfNoDrain(t *testing.T) {
 	}
 }
 
+// A node that is silent is not named as one that could be drained.
+func TestDrainOfSilentNode(t *testing.T) {
+	url := natstest.Start(t, &natsserver.Options{}).ClientURL()
+	nc, err := nats.Connect(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	status := carillon.StatusReply{Nodes: []carillon.NodeStatus{
+		{Node: "e1", State: carillon.NodeLive}, {Node: "e2", State: carillon.NodeSilent}, {Node: "e3", State: carillon.NodeSilent},
+	}}
+	if _, err := nc.Subscribe("carillon.api.status", func(m *nats.Msg) { _ = m.Respond(status.AppendJSON(nil)) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	for name, says := range map[string]string{"e2": `node "e2" is silent`, "e4": `there is no node "e4"`} {
+		code, _, errOut := run(t, "-s", url, "node", "drain", name)
+		if want := "carillon: not_found: " + says + "; live are e1\n"; code != exitFailure || errOut != want {
+			t.Errorf("%d, %q, want %q", code, errOut, want)
+		}
+	}
+}
+
 // An interrupted command ends even if its input never does, or nobody answers its question.
 func TestInterruptedInput(t *testing.T) {
 	in, feed := io.Pipe()
@@ -755,6 +781,68 @@ func TestInterruptedInput(t *testing.T) {
 	a := &app{stdin: asked, stderr: io.Discard}
 	if sure, err := a.ask(ctx, "sure?"); sure || !errors.Is(err, context.Canceled) {
 		t.Errorf("nobody answered: %t, %v", sure, err)
+	}
+}
+
+// It ends, too, while it waits for somebody who writes to a named pipe, or for more from him.
+func TestInterruptedPipe(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := exec.Command("mkfifo", pipe).Run(); err != nil {
+		t.Skip(err)
+	}
+	start := func(ctx context.Context, args ...string) (ended chan string) {
+		ended = make(chan string, 1)
+		go func() {
+			var out, errOut bytes.Buffer
+			code := Run(ctx, args, strings.NewReader(""), &out, &errOut)
+			ended <- fmt.Sprint(code, " ", errOut.String())
+		}()
+		return ended
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	put := start(ctx, "job", "put", "x", "-f", pipe)
+	feed, err := os.OpenFile(pipe, os.O_WRONLY, 0) // this returns once it is read from
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	if _, err := feed.WriteString(`{"schedule":`); err != nil {
+		t.Fatal(err)
+	}
+	stop()
+	got := natstest.Receive(t, "the end of a put that reads", put)
+	if want := "1 carillon: reading " + pipe + ": interrupted\n"; got != want && got != strings.Replace(want, "reading", "open", 1) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	silent := filepath.Join(t.TempDir(), "silent")
+	if err := exec.Command("mkfifo", silent).Run(); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"put", "x", "-f"}, {"fire", "x", "--payload-file"}, {"import"}} {
+		ended := start(ctx, append(append([]string{"job"}, args...), silent)...)
+		if got, want := natstest.Receive(t, "the end of job "+args[0], ended), "1 carillon: open "+silent+": interrupted\n"; got != want {
+			t.Errorf("%s: %q, want %q", args[0], got, want)
+		}
+	}
+}
+
+// White space around the JSON of --payload is dropped, as in a request; that of a text is its own.
+func TestPayloadBetweenSpaces(t *testing.T) {
+	url := startEngine(t)
+	fire(t, url, "a", "--payload", " \r\n{\"n\":  1}\t\n")
+	fire(t, url, "b", "--payload-text", " x\n")
+	for id, want := range map[string]string{"a": `"payload":{"n":  1}`, "b": `"payload_text":" x\n"`} {
+		if _, got, _ := run(t, "-s", url, "job", "get", id, "--json"); !strings.Contains(got, want) {
+			t.Errorf("%s: %s, want %s", id, got, want)
+		}
+	}
+	if code, _, errOut := run(t, "-s", url, "job", "fire", "a", "--payload", " 1\n"); code != exitOK {
+		t.Errorf("fire: %d, %s", code, errOut)
+	}
+	for _, args := range [][]string{{"put", "c", "--payload", " \n"}, {"fire", "a", "--payload", "\u00a01"}} {
+		if code, _, errOut := run(t, append([]string{"-s", url, "job"}, args...)...); code != exitFailure || !strings.Contains(errOut, "invalid_json: ") {
+			t.Errorf("%q: %d, %s", args, code, errOut)
+		}
 	}
 }
 

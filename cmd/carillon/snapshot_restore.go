@@ -94,11 +94,11 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 		return usagef("give --data, a new data directory, or --server, a running service")
 	case r.data != "" && c.Flags().Changed("existing"):
 		return usagef("--existing goes with --server")
-	case r.data == "" && (n != 0 || !r.at.IsZero()):
+	case r.data == "" && (n != 0 || r.toTime != ""):
 		return usagef("--partitions and --to-time go with --data")
 	case r.existing != existingSkip && r.existing != existingReplace && r.existing != existingFail:
 		return usagef("--existing is %q, must be skip, replace or fail", r.existing)
-	case !r.at.IsZero() && (n != 0 || r.options.Only != (carillon.Selection{})):
+	case r.toTime != "" && (n != 0 || r.options.Only != (carillon.Selection{})):
 		return usagef("--to-time restores all jobs into as many partitions as there were")
 	case r.missed != "":
 		policy, ok := carillon.ParseMisfire(r.missed)
@@ -141,7 +141,7 @@ func (r *restorer) toData(ctx context.Context, t archive.Target) error {
 	r.options.Progress = bar.show
 	var done *node.Restored
 	var err error
-	if r.at.IsZero() {
+	if r.toTime == "" {
 		done, err = node.Restore(ctx, t, r.id, r.data, r.options)
 	} else {
 		r.options.Replayed = bar.replayed
