@@ -204,7 +204,8 @@ func (c *Client) change(ctx context.Context, verb Verb, id string, options []Com
 // on it. When the outcome is unknown, the command is not sent again, because that might make a second trigger.
 //
 // Errors: CodeInvalidJobID; CodeNotFound; for the payload, CodePayloadTooLarge, CodeInvalidJSON if its form is PayloadJSON and it is
-// not JSON, and CodeInvalidField if it does not suit its form otherwise.
+// not JSON, and CodeInvalidField if it does not suit its form otherwise; CodeLimitExceeded, also while as many fires of the job's
+// partition wait as it takes.
 func (c *Client) Fire(ctx context.Context, id string, options ...CommandOption) (JobReply, error) {
 	o := c.optionsOf(options)
 	var body []byte

@@ -164,6 +164,128 @@ func TestReadyIsBounded(t *testing.T) {
 	}
 }
 
+// TestForcedAreBounded asks for more fires than may wait, by their number and by their payloads: those beyond the bounds are refused, and
+// change nothing. There is room again once some have become outputs, or their job is gone; and a machine that goes on from a checkpoint
+// decides alike.
+func TestForcedAreBounded(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.put("job", `{"priority":"low"}`)
+	f.put("other", `{}`)
+	before := f.m.Memory()
+	fire := func(job, body string) *carillon.Error {
+		return f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: job, Request: fmt.Sprint("request-", f.seq), Body: []byte(body)})
+	}
+	full := func(what string, err *carillon.Error, words string) {
+		t.Helper()
+		if err == nil || err.Code != carillon.CodeLimitExceeded || !strings.Contains(err.Message, words) {
+			t.Errorf("%s: %v, want it to say %q", what, err, words)
+		}
+	}
+	for i := range maxForced {
+		if err := fire([]string{"job", "other"}[i%2], ""); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	request, digest := string(f.m.jobs.request(f.m.jobs.at(0))), f.m.digest
+	full("one more", fire("job", ""), "65536 fires that were asked for wait in partition 0")
+	full("one more for another", fire("other", `{"payload":1}`), "65536 fires")
+	if len(f.m.forced) != maxForced || f.m.digest != digest || string(f.m.jobs.request(f.m.jobs.at(0))) != request {
+		t.Error("what was refused changed something")
+	}
+	if err := f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job", Request: request}); err != nil {
+		t.Errorf("a repetition of the last one that was taken: %v", err)
+	}
+	if err := fire("none", ""); err == nil || err.Code != carillon.CodeNotFound {
+		t.Errorf("a job that is not there: %v", err)
+	}
+	f.now++
+	f.tick(1)
+	if err := fire("job", ""); err != nil {
+		t.Errorf("one has become an output, and another is not taken: %v", err)
+	}
+	full("one more than that", fire("job", ""), "65536 fires")
+
+	for _, job := range []string{"job", "other"} {
+		f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: job})
+	}
+	if f.put("job", `{}`); len(f.m.forced) != 0 {
+		t.Fatalf("%d fires of jobs that are gone wait", len(f.m.forced))
+	}
+	large := fmt.Sprintf(`{"payload_text":%q}`, strings.Repeat("x", carillon.MaxPayload))
+	for i := range maxForcedBytes / carillon.MaxPayload {
+		if err := fire("job", large); err != nil {
+			t.Fatal(i, err)
+		}
+	}
+	const words = "their payloads would take more than 64 MiB"
+	full("64 MiB and one byte", fire("job", `{"payload":1}`), words)
+	if n := f.m.Memory() - before; n < maxForcedBytes || n > maxForcedBytes+1<<20 {
+		t.Errorf("64 MiB of payloads count as %d bytes of memory", n)
+	}
+	if err := fire("job", ""); err != nil {
+		t.Errorf("one without a payload of its own: %v", err)
+	}
+	if err := s.checkpoint(1000); err != nil {
+		t.Fatal(err)
+	}
+	for what, opened := range map[string]func(Layout, int, Table) (*Machine, error){"all in memory": Open, "cold": OpenCold} {
+		m, err := opened(oneOfOne, 0, s.table.View())
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.m = m
+		full(what, fire("job", `{"payload":1}`), words)
+		f.now++
+		f.tick(1)
+		if err := fire("job", large); err != nil {
+			t.Errorf("%s: one has become an output, and another is not taken: %v", what, err)
+		}
+		full(what+", and one more", fire("job", `{"payload":1}`), words)
+		for len(f.m.forced) > 0 {
+			f.tick(1 << 16)
+		}
+		if f.m.forcedBytes != 0 {
+			t.Errorf("%s: %d bytes are left of no fires", what, f.m.forcedBytes)
+		}
+	}
+}
+
+// A forced fire that came and went between two checkpoints does not keep its payload until the next one; one that a checkpoint is to have
+// keeps it.
+func TestForcedAreFreed(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.put("job", `{}`)
+	fire := func() {
+		f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: "job", Body: []byte(`{"payload":1}`)})
+	}
+	fire()
+	c := f.m.BeginCheckpoint()
+	fire()
+	f.tick(1000)
+	if n := len(f.m.forced); n != 0 {
+		t.Fatalf("%d wait", n)
+	}
+	if body := f.m.changes.forced.added[0].body; body != "" {
+		t.Errorf("one that is gone has %q", body)
+	}
+	for c.Next(1) {
+	}
+	if err := s.commit(c); err != nil {
+		t.Fatal(err)
+	}
+	for _, fired := range open(t, f.m, s.table.View()).forced {
+		if fired.body != "1" {
+			t.Errorf("in the checkpoint it has %q", fired.body)
+		}
+	}
+	outputs, _ := f.m.Outbox(0)
+	if len(outputs) != 2 || outputs[1].Payload() != "1" {
+		t.Errorf("the outputs are %+v", outputs)
+	}
+}
+
 // A time without ticks is remembered until every priority's fires of it are decided, however few of them a tick can take.
 func TestMissedBehindOthers(t *testing.T) {
 	f := newFeed(t)

@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/carillon-scheduler/carillon"
+import (
+	"fmt"
+
+	"github.com/carillon-scheduler/carillon"
+)
 
 // fire asks for one trigger now, outside the schedule and whatever the job's status.
 func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
@@ -15,7 +19,26 @@ func (m *Machine) fire(e *Entry) (bool, *carillon.Error) {
 	if m.isRetry(e, j) {
 		return false, nil
 	}
+	if refusal := m.roomForForced(len(payload)); refusal != nil {
+		return false, refusal
+	}
 	m.addForced(&forcedFire{seq: e.Seq, slot: slot, id: e.Job, at: m.now, body: string(payload), own: own})
 	m.setRequest(slot, j, e.Request)
 	return true, nil
+}
+
+// roomForForced refuses a forced fire, with so many bytes of payload of its own, if too much waits already. What waits is in memory until
+// it is an output, comes back at each start, and cannot leave memory as a job can. After a restore into fewer partitions more may
+// wait than is taken here.
+func (m *Machine) roomForForced(payload int) *carillon.Error {
+	var full string
+	switch {
+	case len(m.forced) >= maxForced:
+		full = fmt.Sprintf("%d fires that were asked for wait in partition %d: no more are taken", len(m.forced), m.partition)
+	case m.forcedBytes+payload > maxForcedBytes:
+		full = fmt.Sprintf("fires that were asked for wait in partition %d, and their payloads would take more than %d MiB", m.partition, maxForcedBytes>>20)
+	default:
+		return nil
+	}
+	return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: full}
 }

@@ -24,8 +24,12 @@ const (
 	maxLimit     = 1 << 16 // outputs of one tick
 	countSteps   = 512     // schedule steps of one turn that counts missed fires
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
-	markEvery    = 100     // effective ticks between two marks at most
-	markWithin   = 500     // ms, the same: a replica that differs is found within a second, where something is due as often
+	maxForced    = 1 << 16 // forced fires that wait; while there are so many, no more are taken
+
+	maxForcedBytes = 64 << 20 // of the payloads of the forced fires that wait, in bytes; a fire that would make them more is not taken
+
+	markEvery  = 100 // effective ticks between two marks at most
+	markWithin = 500 // ms, the same: a replica that differs is found within a second, where something is due as often
 )
 
 // Bounds limit a tick's work beyond its outputs, and the memory of what is ready. Moves and Ready are part
@@ -78,8 +82,8 @@ type Machine struct {
 	ready          readyQueue
 	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
-	forcedPeak     int                    // the most that forced held since the map was made
 	largestBody    int                    // of the fires that were asked for since the process started; no output depends on it
+	forcedBytes    int                    // of the bodies in forced
 	forcedBy       map[uint32][]uint64    // the keys of forced, by the slot of the job
 	rejected       map[origin]*rejection  // rejections whose event waits, by the first command that was refused
 	collapse       map[rejectionKey]origin

@@ -100,7 +100,7 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	j.place, j.timer = nowhere, 0
 }
 
-// forcedFire is a fire by command (verb fire) that waits. It never changes.
+// forcedFire is a fire by command (verb fire) that waits. It does not change while it waits.
 type forcedFire struct {
 	lifetime
 	seq  uint64 // of the command
@@ -114,6 +114,7 @@ type forcedFire struct {
 func (m *Machine) addForced(f *forcedFire) {
 	m.forced[f.seq] = f
 	m.largestBody = max(m.largestBody, len(f.body))
+	m.forcedBytes += len(f.body)
 	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
 	m.ready.Insert(m.forcedTurn(f))
 	m.changes.forced.add(&f.lifetime, f, m.changes.number)
@@ -122,10 +123,11 @@ func (m *Machine) addForced(f *forcedFire) {
 // endForced ends a forced fire: it has become an output, or its job is removed.
 func (m *Machine) endForced(f *forcedFire) {
 	delete(m.forced, f.seq)
-	if m.forcedPeak = max(m.forcedPeak, len(m.forced)+1); len(m.forced) == 0 && m.forcedPeak > keptCapacity {
-		m.forced, m.forcedPeak = make(map[uint64]*forcedFire), 0 // a map never gives its memory back
-	}
+	m.forcedBytes -= len(f.body)
 	m.changes.forced.remove(&f.lifetime, f.seq, m.changes.number)
+	if f.added == f.removed {
+		f.body = "" // no checkpoint will have it, but the changes keep it until the next one
+	}
 }
 
 func (m *Machine) forcedTurn(f *forcedFire) turn {

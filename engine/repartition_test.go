@@ -321,6 +321,54 @@ func TestRepartitionMonth(t *testing.T) {
 	}
 }
 
+// Into fewer partitions more forced fires may come than a partition takes: all become outputs, and new ones are taken once there is room.
+func TestRepartitionForced(t *testing.T) {
+	w := newService(t, 2)
+	var jobs []string
+	for p := range w.ms {
+		job := "job"
+		for PartitionOf(job, 2) != p {
+			job += "-"
+		}
+		w.put(job, `{}`)
+		jobs = append(jobs, job)
+		for range maxForced/2 + 10 {
+			if err := w.do(KindFire, "fire", job, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	other := w.repartitioned(1, carillon.Selection{}, true)
+	other.begin()
+	m := other.ms[0]
+	if n := len(m.forced); n != maxForced+20 {
+		t.Fatalf("%d fires wait", n)
+	}
+	refused := func() bool {
+		err := other.do(KindFire, "fire", jobs[0], "")
+		if err != nil && err.Code != carillon.CodeLimitExceeded {
+			t.Fatal(err)
+		}
+		return err != nil
+	}
+	for ; len(m.forced) >= maxForced; other.tick(7, false) {
+		if other.now++; !refused() {
+			t.Fatalf("one was taken, and %d wait", len(m.forced))
+		}
+	}
+	if refused() {
+		t.Errorf("one was refused, and %d wait", len(m.forced))
+	}
+	for len(m.forced) > 0 {
+		other.now++
+		other.tick(1<<16, false)
+	}
+	other.tick(1, false)
+	if n := len(other.fired); n != maxForced+20+1+1 { // the one that was taken, and the event of those that were refused
+		t.Errorf("%d outputs", n)
+	}
+}
+
 // goOn lets a service and one that was restored from it go on, and compares the outputs that they make from there on.
 func goOn(t *testing.T, w, restored *service) {
 	t.Helper()

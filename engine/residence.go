@@ -330,8 +330,11 @@ func (m *Machine) ContinueShrink(n int) (more bool) {
 // jobBytes is about what a job in memory takes beside its texts: itself, and its places in the indexes and on the wheel.
 const jobBytes = int(unsafe.Sizeof(job{})) + 48
 
+// forcedCost is about what a forced fire takes beside its body: itself, its job's id, and its places in the maps and the ready queue.
+const forcedCost = int(unsafe.Sizeof(forcedFire{})) + 100
+
 // Memory is about how many bytes the jobs in memory take, including the rows that are kept of changed ones until a checkpoint has
-// them.
+// them, and the forced fires that wait.
 func (m *Machine) Memory() int {
 	changes := len(m.changes.rows.pages)
 	if m.saving != nil {
@@ -340,7 +343,7 @@ func (m *Machine) Memory() int {
 	for _, s := range m.residence.committed {
 		changes += len(s.rows.pages)
 	}
-	return m.jobs.byID.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage
+	return m.jobs.byID.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage + len(m.forced)*forcedCost + m.forcedBytes
 }
 
 // EstimateWindow estimates the key up to which n jobs wait on the wheels, from a sample of them. ok is false if there are

@@ -298,17 +298,17 @@ func (m *Machine) complete(slot uint32, j *job) {
 // fireForced turns a forced fire into a trigger.
 func (m *Machine) fireForced(t turn) {
 	f := m.forced[t.order]
-	m.endForced(f)
-	m.unlistForced(t.slot, t.order)
 	j := m.jobs.at(t.slot)
 	m.emitForced(j, f)
+	m.endForced(f)
+	m.unlistForced(t.slot, t.order)
 	if !m.free(t.slot, j) {
 		m.markTransient(t.slot)
 	}
 }
 
 // unlistForced takes a forced fire off its job's list. Forced fires mostly go in the order in which they came, so it is mostly the
-// first. Then the others are not moved: there may be as many as the log has room for.
+// first. Then the others are not moved: there may be maxForced of them, and after a restore more.
 func (m *Machine) unlistForced(slot uint32, seq uint64) {
 	waits := m.forcedBy[slot]
 	if waits[0] == seq {
