@@ -121,7 +121,7 @@ func TestTicksAreBounded(t *testing.T) {
 // wheel, jobs of high priority overtake it, and in the end all of it comes, in order.
 func TestReadyIsBounded(t *testing.T) {
 	f := newFeed(t)
-	b := Bounds{Moves: 50, Ready: 200, Sweep: 1}
+	b := Bounds{Moves: 50, Ready: 200, ReadyBytes: DefaultBounds.ReadyBytes, Sweep: 1}
 	f.m.SetBounds(b)
 	const jobs = 1000
 	for i := range jobs {
@@ -161,6 +161,116 @@ func TestReadyIsBounded(t *testing.T) {
 	}
 	if s := f.m.Stats(); s.Timers+s.Ready != 0 || f.m.readyJobs != [priorities]int{} {
 		t.Errorf("%d timers, %d ready, by rank %v are left", s.Timers, s.Ready, f.m.readyJobs)
+	}
+}
+
+// TestReadyIsWeighed has large jobs due together, few of which are in memory: no more of them become ready than take Bounds.ReadyBytes,
+// and one step of moves; small ones of another priority are not held up; and in the end all come, in the same order as with all jobs in
+// memory.
+func TestReadyIsWeighed(t *testing.T) {
+	const jobs, size, most = 200, 64 << 10, 1 << 20
+	f := newFeed(t)
+	s := &saved{m: f.m}
+	f.m.Attach(s.table.View())
+	large := fmt.Sprintf(`{"schedule":"@at 2026-01-01T00:00:01Z","payload_text":%q}`, strings.Repeat("x", size))
+	for i := range jobs {
+		f.put(fmt.Sprintf("large-%d", i), large)
+		f.put(fmt.Sprintf("small-%d", i), `{"schedule":"@at 2026-01-01T00:00:01Z","priority":"low"}`)
+	}
+	s.evictAll(t)
+	hot, err := Open(oneOfOne, 0, s.table.View())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cold, err := OpenCold(oneOfOne, 0, s.table.View())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := DefaultBounds
+	b.ReadyBytes = most
+	hot.SetBounds(b)
+	cold.SetBounds(b)
+	f.now += 1000
+	tick := func(limit uint64) {
+		f.seq++
+		for _, m := range []*Machine{hot, cold} {
+			if _, err := m.Apply(&Entry{Seq: f.seq, Time: f.now, Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Limit: limit}}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if hot.digest != cold.digest || hot.readyJobs != cold.readyJobs || hot.readyBytes != cold.readyBytes {
+			t.Fatalf("jobs are ready as %v and %v, in bytes %v and %v", hot.readyJobs, cold.readyJobs, hot.readyBytes, cold.readyBytes)
+		}
+	}
+	for range 10 {
+		tick(0)
+		if n := cold.readyBytes[rankNormal]; n < most || n > most+moveStep*size || cold.readyJobs[rankLow] != jobs {
+			t.Fatalf("%d bytes of large jobs are ready, and %d small ones", n, cold.readyJobs[rankLow])
+		}
+	}
+	s.m = cold
+	if err := s.checkpoint(1000); err != nil {
+		t.Fatal(err)
+	}
+	for _, opened := range []func(Layout, int, Table) (*Machine, error){Open, OpenCold} {
+		m, err := opened(oneOfOne, 0, s.table.View())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.readyBytes != cold.readyBytes {
+			t.Errorf("after a start it counts %v, and before %v", m.readyBytes, cold.readyBytes)
+		}
+	}
+	deleted := &Entry{Kind: KindDelete, Verb: "delete", Job: "large-0", Time: f.now}
+	demoted := &Entry{Kind: KindPut, Verb: "put", Job: "large-1", Time: f.now, Body: []byte(strings.Replace(large, `{`, `{"priority":"low",`, 1))}
+	paused := &Entry{Kind: KindPause, Verb: "pause", Job: "large-2", Time: f.now}
+	for _, e := range []*Entry{deleted, demoted, paused} {
+		f.seq++
+		e.Seq = f.seq
+		for _, m := range []*Machine{hot, cold} {
+			if r, err := m.Apply(e); err != nil || r.Err != nil || !r.Changed {
+				t.Fatal(err, r.Err)
+			}
+		}
+	}
+	if hot.readyBytes[rankLow] < size/5*4 {
+		t.Errorf("of a large job that is low now %d bytes are ready", hot.readyBytes[rankLow])
+	}
+	for range 1 + jobs*size/most {
+		tick(1 << 16)
+	}
+	if n := int(cold.Made()); n != 2*jobs-2 || cold.readyBytes != [priorities]int{} || cold.readyJobs != [priorities]int{} {
+		t.Errorf("%d came, and %v bytes are left", n, cold.readyBytes)
+	}
+	outputs, _ := cold.Outbox(0)
+	others, _ := hot.Outbox(0)
+	last := 2
+	for i := range outputs {
+		var n int
+		if _, err := fmt.Sscanf(outputs[i].Job, "large-%d", &n); err == nil && n != 1 {
+			if last++; n != last {
+				t.Fatalf("output %d is of %s, want job %d", i+1, outputs[i].Job, last)
+			}
+		}
+		if outputs[i].Job != others[i].Job {
+			t.Fatalf("output %d is of %s, and with all jobs in memory of %s", i+1, outputs[i].Job, others[i].Job)
+		}
+	}
+	if last != jobs-1 {
+		t.Errorf("the last large job that came is %d", last)
+	}
+}
+
+// The length of a spec is kept in six bits, without much loss.
+func TestTermsOfASpec(t *testing.T) {
+	for n := range 1 << 20 {
+		got := termsOf(carillon.Skip, n)
+		if b := got.specBytes(); b > n || n-b > max(n/5, lengthUnit-1) || got.misfire() != carillon.Skip {
+			t.Fatalf("%d bytes are kept as %d, skip as %s", n, b, got.misfire())
+		}
+	}
+	if b := termsOf(carillon.FireAll, 1<<40).specBytes(); b < 1<<20 {
+		t.Errorf("a length beyond all is kept as %d", b)
 	}
 }
 
@@ -289,7 +399,7 @@ func TestForcedAreFreed(t *testing.T) {
 // A time without ticks is remembered until every priority's fires of it are decided, however few of them a tick can take.
 func TestMissedBehindOthers(t *testing.T) {
 	f := newFeed(t)
-	f.m.SetBounds(Bounds{Moves: 1, Ready: 100, Sweep: 1})
+	f.m.SetBounds(Bounds{Moves: 1, Ready: 100, ReadyBytes: DefaultBounds.ReadyBytes, Sweep: 1})
 	f.tick(100)
 	f.put("low", `{"schedule":"@every 1s","priority":"low","misfire":"skip"}`)
 	f.put("high", `{"schedule":"@in 5s","priority":"high"}`)

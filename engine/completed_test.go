@@ -11,7 +11,7 @@ import (
 // TestGoneIsGone asks for jobs that are gone but still in memory, in every way there is.
 func TestGoneIsGone(t *testing.T) {
 	f := newFeed(t)
-	f.m.SetBounds(Bounds{Moves: 100, Ready: 100})
+	f.m.SetBounds(Bounds{Moves: 100, Ready: 100, ReadyBytes: DefaultBounds.ReadyBytes})
 	for i := range 8 {
 		f.put(fmt.Sprintf("job-%d", i), `{"schedule":"@in 1s"}`)
 	}

@@ -177,7 +177,7 @@ func goOnFrom(t *testing.T, b []byte) {
 		layout.Partitions = 1 // as in the golden checkpoint
 	}
 	if m, err := OpenCold(layout, 0, checkpoint); err == nil {
-		m.SetBounds(Bounds{Moves: 2, Ready: 2})
+		m.SetBounds(Bounds{Moves: 2, Ready: 2, ReadyBytes: 100})
 		goOnWith(m, layout)
 	}
 	m, err := Open(layout, 0, checkpoint)
@@ -232,7 +232,7 @@ func TestCheckpoints(t *testing.T) {
 
 func applyBoth(t *testing.T, records []Record, at uint8) {
 	m, s := New(fuzzLayout, 0), saved{m: New(fuzzLayout, 0)}
-	m.SetBounds(Bounds{Moves: 1 + int(at)%4, Ready: 1 + int(at)%3})
+	m.SetBounds(Bounds{Moves: 1 + int(at)%4, Ready: 1 + int(at)%3, ReadyBytes: 50 + int(at)%5*20})
 	eager := m.bounds
 	eager.Sweep = 100
 	s.m.SetBounds(eager)

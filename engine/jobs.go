@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/cespare/xxhash/v2"
@@ -47,16 +48,41 @@ type job struct {
 	timer wheel.ID
 	entry uint32 // its latest entry in a generation of changes; noEntry: none
 
-	status  status
-	place   place
-	rank    uint8 // 0 goes first
-	misfire carillon.Misfire
+	status status
+	place  place
+	rank   uint8 // 0 goes first
+	terms  terms
 
 	from  int64 // start of its plan, ms
 	next  int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
 	last  int64 // the latest fire decided, ms; 0: none
 	fires uint64
 	armed uint64 // order of arming; of a completed job: order of completion
+}
+
+// terms are what a job's turns need of its spec besides the plan, in a byte, so that a job fits into its line: the policy for missed fires
+// in the lowest two bits, and above them about how long the spec is. That length must follow from the spec alone: what its text takes
+// depends on which jobs were in memory before (templates).
+type terms uint8
+
+// Lengths are counted in units of lengthUnit bytes: up to eight by themselves, and above that as a power of two times 4, 5, 6 or 7.
+const lengthUnit = 16
+
+func termsOf(m carillon.Misfire, spec int) terms {
+	n := uint(spec / lengthUnit)
+	e := max(bits.Len(n)-3, 0)
+	return terms(m) | terms(min(4*e+int(n>>e), math.MaxUint8>>2))<<2
+}
+
+func (t terms) misfire() carillon.Misfire { return carillon.Misfire(t & 3) }
+
+// specBytes is about how many bytes the spec has: at most a fifth, or 15 bytes, fewer than it has.
+func (t terms) specBytes() int {
+	n := int(t >> 2)
+	if e := n/4 - 1; e > 0 {
+		n = (4 + n%4) << e
+	}
+	return n * lengthUnit
 }
 
 // extra has the fields that few jobs need.
@@ -208,9 +234,9 @@ func (t *jobTable) write(j *job, f fixed, request string, spec []byte) {
 	t.texts.remove(before)
 }
 
-// applySpec sets the fields of a job that follow from its spec.
-func (t *jobTable) applySpec(j *job, want *carillon.Job, expr *schedule.Expr, plan schedule.Plan) {
-	j.rank, j.misfire = rankOf(want.Priority), want.Misfire
+// applySpec sets the fields of a job that follow from its spec, which has so many bytes.
+func (t *jobTable) applySpec(j *job, want *carillon.Job, spec int, expr *schedule.Expr, plan schedule.Plan) {
+	j.rank, j.terms = rankOf(want.Priority), termsOf(want.Misfire, spec)
 	j.expr = t.exprs.acquire(keyOf(want), expr)
 	if want.MaxFires > 0 || want.Expires > 0 {
 		r := t.editExtra(j)

@@ -22,6 +22,7 @@ const (
 	maxLead      = 50      // ms that a tick may run ahead of its record's own timestamp
 	misfireAfter = 1000    // ms without a tick after which a due fire counts as missed
 	maxLimit     = 1 << 16 // outputs of one tick
+	moveStep     = 32      // timers that are taken off a wheel between two looks at what is ready of its priority
 	countSteps   = 512     // schedule steps of one turn that counts missed fires
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
 	maxForced    = 1 << 16 // forced fires that wait; while there are so many, no more are taken
@@ -32,18 +33,20 @@ const (
 	markWithin = 500 // ms, the same: a replica that differs is found within a second, where something is due as often
 )
 
-// Bounds limit a tick's work beyond its outputs, and the memory of what is ready. Moves and Ready are part
+// Bounds limit a tick's work beyond its outputs, and the memory of what is ready. All but Sweep are part
 // of the rules: all readers of a log must have the same, so changing them takes another Logic.
 type Bounds struct {
-	Moves int // timers that one tick takes off the wheels
-	Ready int // while so many jobs of a priority are ready, no more are taken off its wheel, however many are due
-	Sweep int // completed jobs that one tick frees in any case; no output depends on it
+	Moves      int // timers that one tick takes off the wheels
+	Ready      int // while so many jobs of a priority are ready, no more are taken off its wheel, however many are due
+	ReadyBytes int // the same while the specs of these jobs have so many bytes
+	Sweep      int // completed jobs that one tick frees in any case; no output depends on it
 }
 
 // DefaultBounds are the bounds of a new machine. So many moves take a few ms, so that the first
 // outputs of a burst do not wait for its last timers. Ready is eight times as many; what is due beyond that
-// stays on the wheel, where a backlog of millions costs least.
-var DefaultBounds = Bounds{Moves: 1 << 12, Ready: 1 << 15, Sweep: 1 << 8}
+// stays on the wheel, where a backlog of millions costs least. Jobs that are ready cannot leave memory, so of large ones
+// fewer become ready: as many as ReadyBytes and one step of moves (moveStep).
+var DefaultBounds = Bounds{Moves: 1 << 12, Ready: 1 << 15, ReadyBytes: 64 << 20, Sweep: 1 << 8}
 
 // ErrRules says that the log goes on under rules that this binary does not have: the one fact in a log that stops a machine.
 // Errors wrap it with the versions that can go on.
@@ -81,6 +84,7 @@ type Machine struct {
 	wheels         [priorities]*wheel.Wheel // by rank
 	ready          readyQueue
 	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
+	readyBytes     [priorities]int        // about how many bytes the specs of these jobs have
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
 	largestBody    int                    // of the fires that were asked for since the process started; no output depends on it
 	forcedBytes    int                    // of the bodies in forced

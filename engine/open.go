@@ -194,7 +194,7 @@ func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	if restored.extra != (extra{}) {
 		*m.jobs.editExtra(j) = restored.extra
 	}
-	m.jobs.applySpec(j, &want, expr, plan)
+	m.jobs.applySpec(j, &want, len(s), expr, plan)
 	return slot, nil
 }
 

@@ -68,7 +68,7 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	}
 	paused := e.paused() || j != nil && j.status == statusPaused
 	slot, j = m.write(e, slot, j, f, rankOf(want.Priority))
-	m.jobs.applySpec(j, &want, expr, plan)
+	m.jobs.applySpec(j, &want, len(m.spec), expr, plan)
 	j.last = last
 	if state != nil {
 		m.jobs.restore(j, state, next, m.now)

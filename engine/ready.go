@@ -65,8 +65,14 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 // queue puts a job's turn into the ready queue.
 func (m *Machine) queue(slot uint32, j *job) {
 	j.place = inReady
-	m.readyJobs[j.rank]++
+	m.countReady(j, 1)
 	m.ready.Insert(m.turnOf(slot, j))
+}
+
+// countReady counts a job whose turn comes into the ready queue (1), or leaves it (-1).
+func (m *Machine) countReady(j *job, n int) {
+	m.readyJobs[j.rank] += n
+	m.readyBytes[j.rank] += n * j.terms.specBytes()
 }
 
 // arm puts a scheduled job's next fire where it waits: into the ready queue if its time has come, else onto the wheel, or
@@ -94,7 +100,7 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	case inLater:
 		m.residence.later[j.rank].Delete(waiting{keyOfJob(j), slot})
 	case inReady:
-		m.readyJobs[j.rank]--
+		m.countReady(j, -1)
 		m.ready.Delete(m.turnOf(slot, j))
 	}
 	j.place, j.timer = nowhere, 0

@@ -75,7 +75,7 @@ func TestJobTableIsAMap(t *testing.T) {
 					table.clear(j)
 					table.write(j, c.fixed, c.request, c.spec)
 				}
-				table.applySpec(j, &want, expr, plan)
+				table.applySpec(j, &want, len(c.spec), expr, plan)
 				c.expr, c.extra = want.Schedule, table.extra(j)
 				if c.extra.maxFires != want.MaxFires {
 					t.Fatalf("maxFires is %d, want %d", c.extra.maxFires, want.MaxFires)
@@ -205,7 +205,7 @@ func TestExprsAreReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 		slot, j := table.add("j", fixed{}, "", nil)
-		table.applySpec(j, &want, expr, expr.Bind(1000, 0, 0, 0))
+		table.applySpec(j, &want, 0, expr, expr.Bind(1000, 0, 0, 0))
 		table.remove(slot)
 	}
 	if n := len(table.exprs.byKey); n > unusedMax {

@@ -77,20 +77,30 @@ func (m *Machine) mark(seq uint64) {
 	m.marks[oldest] = Mark{seq, m.digest}
 }
 
-// gather moves what is due at or before a time from the wheels to ready, high priority first. A priority that has
-// Bounds.Ready jobs ready already has to wait; the others do not. done says that all that was due was moved.
+// gather moves what is due at or before a time from the wheels to ready, high priority first. A priority of which enough is ready
+// (Bounds) has to wait; the others do not. done says that all that was due was moved.
 func (m *Machine) gather(at int64) (done bool) {
 	done = true
-	for rank, w := range m.wheels {
-		move := m.move
-		if m.readyJobs[rank] >= m.bounds.Ready {
+	for rank := range m.wheels {
+		done = m.gatherOf(rank, at) && done
+	}
+	return done
+}
+
+// gatherOf is gather for one priority. How large a job is shows only once it is off the wheel, so a few are moved at a time.
+func (m *Machine) gatherOf(rank int, at int64) (done bool) {
+	for {
+		move := min(m.move, moveStep)
+		if m.readyJobs[rank] >= m.bounds.Ready || m.readyBytes[rank] >= m.bounds.ReadyBytes {
 			move = 0
 		}
 		m.ensureLoaded(rank, at, move)
-		done = w.Advance(at, move, m.onDue) && done
+		done = m.wheels[rank].Advance(at, move, m.onDue)
 		m.makeReady()
+		if done || move == 0 {
+			return done
+		}
 	}
-	return done
 }
 
 // addDue notes a job whose timer expired.
@@ -146,8 +156,9 @@ func (m *Machine) drain() {
 		m.left--
 		switch t.kind {
 		case turnJob:
-			m.readyJobs[t.rank]--
-			m.takeTurn(t.slot, m.jobs.at(t.slot))
+			j := m.jobs.at(t.slot)
+			m.countReady(j, -1)
+			m.takeTurn(t.slot, j)
 		case turnForced:
 			m.fireForced(t)
 		case turnRejected:
@@ -225,15 +236,15 @@ func (m *Machine) missed(j *job) (until int64, policy carillon.Misfire, ok bool)
 // restored.
 func (m *Machine) inOutage(j *job) (until int64, policy carillon.Misfire, ok bool) {
 	if r := m.jobs.extra(j).recovery; j.next < r.until {
-		return r.until - 1, r.policy.or(j.misfire), true
+		return r.until - 1, r.policy.or(j.terms.misfire()), true
 	}
 	for _, g := range m.gaps {
 		if g.from < j.next && j.next < g.to-misfireAfter {
 			until = g.to - misfireAfter - 1
 			if r := m.recovery; j.next < r.until {
-				return min(until, r.until-1), r.policy.or(j.misfire), true
+				return min(until, r.until-1), r.policy.or(j.terms.misfire()), true
 			}
-			return until, j.misfire, true
+			return until, j.terms.misfire(), true
 		}
 	}
 	return 0, 0, false

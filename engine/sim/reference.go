@@ -48,6 +48,7 @@ const never = math.MaxInt64
 type refJob struct {
 	id                   string
 	spec                 put
+	size                 int // about how many bytes the engine's form of it has
 	current              *jobVersion
 	version, order       uint64
 	request              string
@@ -397,6 +398,11 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 	case j != nil && *condition != j.version:
 		return false, carillon.CodeVersionConflict
 	}
+	job, _, err := carillon.ParsePut(e.Body)
+	if err != nil {
+		panic(err) // the client wrote it
+	}
+	packedSpec := engine.Pack(&job, nil, "").Spec
 	accepted, from := r.now, r.now
 	if strings.HasPrefix(p.Schedule, "@at") {
 		from = 0
@@ -440,7 +446,7 @@ func (r *reference) put(e *engine.Entry, j *refJob, packed *engine.PackedJob) (c
 		j.current.ended = true
 	}
 	paused := j.paused || packed.Paused
-	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, request: e.Request, last: last, next: next, paused: paused}
+	*j = refJob{id: j.id, order: j.order, version: j.version + 1, spec: p, size: rough(len(packedSpec)), request: e.Request, last: last, next: next, paused: paused}
 	if state != nil {
 		j.version, j.fires = max(j.version, state.Version), state.Fires
 		if next < r.now-1000 {
@@ -545,31 +551,44 @@ func (r *reference) arm(j *refJob) {
 	}
 }
 
+// moveStep is how many fires become ready between two looks at how many are.
+const moveStep = 32
+
+// rough rounds a length down: to a multiple of 16 that has three bits.
+func rough(n int) int {
+	unit := 16
+	for n >= 8*unit {
+		unit *= 2
+	}
+	return n / unit * unit
+}
+
 // gather makes fires ready that are due at a time, by priority, then due time, then the order in which they were
 // computed, but none of a priority of which enough are ready. It tells whether all that are due have become ready.
 func (r *reference) gather(at int64) (all bool) {
 	all = true
 	for rank := range r.reached {
 		var due []*refJob
-		ready := 0
+		ready, bytes := 0, 0
 		for _, j := range r.jobs {
 			switch {
 			case j.rank() != rank:
 			case j.ready || j.announced:
 				ready++
+				bytes += j.size
 			case j.waits() && j.next <= at:
 				due = append(due, j)
 			}
 		}
 		slices.SortFunc(due, func(a, b *refJob) int { return cmp.Or(cmp.Compare(a.next, b.next), cmp.Compare(a.armed, b.armed)) })
-		n := min(r.moves, len(due))
-		if ready >= r.bounds.Ready {
-			n = 0
+		n := 0
+		for n < len(due) && r.moves > 0 && (n%moveStep > 0 || ready < r.bounds.Ready && bytes < r.bounds.ReadyBytes) {
+			due[n].ready = true
+			bytes += due[n].size
+			ready++
+			n++
+			r.moves--
 		}
-		for _, j := range due[:n] {
-			j.ready = true
-		}
-		r.moves -= n
 		switch {
 		case n == len(due):
 			r.reached[rank] = max(r.reached[rank], at)

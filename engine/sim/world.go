@@ -139,7 +139,7 @@ func newWorld(seed uint64, o Options) *world {
 	w.unseen = rand.New(rand.NewPCG(seed, 1))
 	w.bounds = engine.DefaultBounds
 	if w.unseen.IntN(2) == 0 {
-		w.bounds = engine.Bounds{Moves: 4 + w.unseen.IntN(16), Ready: 1 + w.unseen.IntN(16)}
+		w.bounds = engine.Bounds{Moves: 4 + w.unseen.IntN(60), Ready: 1 + w.unseen.IntN(16), ReadyBytes: 1 + w.unseen.IntN(800)}
 	}
 	w.cold = w.unseen.IntN(2) == 0
 	w.truth += w.rng.Int64N(100 * hour)
