@@ -41,8 +41,12 @@ func (m *Machine) LoadCursors() [priorities]LoadCursor {
 // End is the key up to which jobs are on the wheel, or have been read.
 func (r LoadCursor) End() Key { return r.after }
 
-// Read reads the jobs that wait next, up to a time (unix ms), n of them at most. It may run beside the machine, on a table that was
-// opened after the machine was asked for the LoadCursor. Errors: the table's, ErrCheckpoint.
+// readSlice bounds the bytes of specs that one Read keeps, unless a single job has more.
+const readSlice = 4 << 20
+
+// Read reads the jobs that wait next, up to a time (unix ms), n of them at most, and fewer if they are large: but one at least, if there is
+// any. It may run beside the machine, on a table that was opened after the machine was asked for the LoadCursor. Errors: the table's,
+// ErrCheckpoint.
 func (r LoadCursor) Read(t Table, until int64, n int) (*Rows, error) {
 	found := &Rows{LoadCursor: r, upTo: Key{until, math.MaxUint64}}
 	if until == math.MaxInt64 {
@@ -62,12 +66,16 @@ func (r LoadCursor) Read(t Table, until int64, n int) (*Rows, error) {
 	if err != nil {
 		return nil, err
 	}
-	if more {
-		found.upTo = found.jobs[len(found.jobs)-1].key()
+	all := len(found.jobs)
+	if err := found.readSpecs(t); err != nil {
+		return nil, err
+	}
+	if n := len(found.jobs); more || n < all {
+		found.upTo = found.jobs[n-1].key()
 	} else if found.upTo.compare(r.after) < 0 {
 		found.upTo = r.after
 	}
-	return found, found.readSpecs(t)
+	return found, nil
 }
 
 func waitingKey(rank int, k Key) []byte {
@@ -80,25 +88,46 @@ func (c *coldJob) key() Key {
 	return Key{d.time(), d.number()}
 }
 
-// readSpecs reads the jobs' specs, in the order in which the table has them.
+// readSpecs reads the jobs' specs, in the order in which the table has them. When these become more than readSlice bytes, it leaves out
+// as many of the last jobs as seems right by those read so far.
 func (r *Rows) readSpecs(t Table) error {
-	order := make([]*coldJob, len(r.jobs))
+	order := make([]int, len(r.jobs))
 	for i := range order {
-		order[i] = &r.jobs[i]
+		order[i] = i
 	}
-	slices.SortFunc(order, func(a, b *coldJob) int {
-		x, _ := a.row.names()
-		y, _ := b.row.names()
+	slices.SortFunc(order, func(a, b int) int {
+		x, _ := r.jobs[a].row.names()
+		y, _ := r.jobs[b].row.names()
 		return cmp.Or(cmp.Compare(x.put, y.put), cmp.Compare(x.index, y.index))
 	})
-	for _, c := range order {
-		s, err := readSpec(t, c.row)
+	read, size := 0, 0
+	for _, i := range order {
+		if i >= len(r.jobs) {
+			continue // left out meanwhile
+		}
+		s, err := readSpec(t, r.jobs[i].row)
 		if err != nil {
 			return err
 		}
-		c.spec = append([]byte{}, s...)
+		r.jobs[i].spec = append([]byte{}, s...)
+		read, size = read+1, size+len(s)
+		for size > readSlice && len(r.jobs) > 1 {
+			read, size = r.keep(min(max(1, readSlice*read/size), len(r.jobs)-1))
+		}
 	}
 	return nil
+}
+
+// keep leaves out all but the first n jobs. It returns how many of these have their specs, and how many bytes of them.
+func (r *Rows) keep(n int) (read, size int) {
+	clear(r.jobs[n:])
+	r.jobs = r.jobs[:n]
+	for i := range r.jobs {
+		if s := r.jobs[i].spec; s != nil {
+			read, size = read+1, size+len(s)
+		}
+	}
+	return read, size
 }
 
 // Load brings jobs that were read into memory, onto the wheel. ok is false if they were read before the newest checkpoint, or if the
@@ -147,7 +176,8 @@ func (m *Machine) widenWindow(rank int, end Key) {
 	}
 }
 
-// What a tick reads at a time when the host has not read far enough ahead: at most so many jobs, due within so much time.
+// What a tick reads at a time when the host has not read far enough ahead: at most so many jobs (and readSlice bytes), due within so much
+// time.
 const (
 	lateRows  = 1024
 	lateAhead = 60_000 // ms
