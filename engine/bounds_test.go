@@ -323,15 +323,16 @@ func TestForcedAreBounded(t *testing.T) {
 		t.Fatalf("%d fires of jobs that are gone wait", len(f.m.forced))
 	}
 	large := fmt.Sprintf(`{"payload_text":%q}`, strings.Repeat("x", carillon.MaxPayload))
-	for i := range maxForcedBytes / carillon.MaxPayload {
+	const fit = maxForcedBytes/carillon.MaxPayload - 1 // with the job itself
+	for i := range fit {
 		if err := fire("job", large); err != nil {
 			t.Fatal(i, err)
 		}
 	}
-	const words = "their payloads would take more than 64 MiB"
-	full("64 MiB and one byte", fire("job", `{"payload":1}`), words)
-	if n := f.m.Memory() - before; n < maxForcedBytes || n > maxForcedBytes+1<<20 {
-		t.Errorf("64 MiB of payloads count as %d bytes of memory", n)
+	const words = "their payloads and jobs would take more than 64 MiB"
+	full("64 MiB and more", fire("job", large), words)
+	if n := f.m.Memory() - before; n < fit*carillon.MaxPayload || n > maxForcedBytes+1<<20 {
+		t.Errorf("%d MiB of payloads count as %d bytes of memory", fit*carillon.MaxPayload>>20, n)
 	}
 	if err := fire("job", ""); err != nil {
 		t.Errorf("one without a payload of its own: %v", err)
@@ -345,19 +346,77 @@ func TestForcedAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.m = m
-		full(what, fire("job", `{"payload":1}`), words)
+		full(what, fire("job", large), words)
 		f.now++
 		f.tick(1)
 		if err := fire("job", large); err != nil {
 			t.Errorf("%s: one has become an output, and another is not taken: %v", what, err)
 		}
-		full(what+", and one more", fire("job", `{"payload":1}`), words)
+		full(what+", and one more", fire("job", large), words)
 		for len(f.m.forced) > 0 {
 			f.tick(1 << 16)
 		}
-		if f.m.forcedBytes != 0 {
-			t.Errorf("%s: %d bytes are left of no fires", what, f.m.forcedBytes)
+		if n := f.m.forcedBytes + f.m.forcedSpecs; n != 0 {
+			t.Errorf("%s: %d bytes are left of no fires", what, n)
 		}
+	}
+}
+
+// The jobs that forced fires are of cannot leave memory, so they count, each once and as it is now.
+func TestForcedJobsAreWeighed(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	const size = 448 << 10
+	large := `{"payload_text":"` + strings.Repeat("x", size) + `"}`
+	fire := func(job string) *carillon.Error {
+		return f.apply(&Entry{Kind: KindFire, Verb: "fire", Job: job})
+	}
+	const fit = maxForcedBytes / size
+	for i := range fit + 2 {
+		f.put(fmt.Sprint("job-", i), large)
+	}
+	f.put("small", `{}`)
+	for i := range fit {
+		if err := fire(fmt.Sprint("job-", i)); err != nil {
+			t.Fatal(i, err)
+		}
+		if err := fire("job-0"); err != nil {
+			t.Fatal("again", i, err)
+		}
+	}
+	full := func(what string) {
+		t.Helper()
+		if err := fire(fmt.Sprint("job-", fit+1)); err == nil || err.Code != carillon.CodeLimitExceeded || !strings.Contains(err.Message, "payloads and jobs") {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := fire("small"); err != nil {
+			t.Errorf("%s: one of a small job: %v", what, err)
+		}
+	}
+	full("with as many large jobs as fit")
+	f.put("job-1", `{}`)
+	if err := fire(fmt.Sprint("job-", fit)); err != nil {
+		t.Errorf("a job that has fires waiting has become small: %v", err)
+	}
+	f.put("job-1", large)
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-2"})
+	full("a job is large again, and another is gone")
+	want := f.m.forcedSpecs
+	if err := s.checkpoint(1000); err != nil {
+		t.Fatal(err)
+	}
+	for _, opened := range []func(Layout, int, Table) (*Machine, error){Open, OpenCold} {
+		m, err := opened(oneOfOne, 0, s.table.View())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.forcedSpecs != want {
+			t.Errorf("after a start the jobs have %d bytes, and before %d", m.forcedSpecs, want)
+		}
+	}
+	f.now++
+	if f.tick(1 << 16); f.m.forcedSpecs != 0 || len(f.m.forcedBy) != 0 {
+		t.Errorf("%d bytes are left of no fires", f.m.forcedSpecs)
 	}
 }
 

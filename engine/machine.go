@@ -27,7 +27,7 @@ const (
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
 	maxForced    = 1 << 16 // forced fires that wait; while there are so many, no more are taken
 
-	maxForcedBytes = 64 << 20 // of the payloads of the forced fires that wait, in bytes; a fire that would make them more is not taken
+	maxForcedBytes = 64 << 20 // of the payloads of the forced fires that wait, and of their jobs; a fire that would make them more is not taken
 
 	markEvery  = 100 // effective ticks between two marks at most
 	markWithin = 500 // ms, the same: a replica that differs is found within a second, where something is due as often
@@ -88,6 +88,7 @@ type Machine struct {
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
 	largestBody    int                    // of the fires that were asked for since the process started; no output depends on it
 	forcedBytes    int                    // of the bodies in forced
+	forcedSpecs    int                    // about how many bytes the specs have of the jobs that forced fires are of, each counted once
 	forcedBy       map[uint32][]uint64    // the keys of forced, by the slot of the job
 	rejected       map[origin]*rejection  // rejections whose event waits, by the first command that was refused
 	collapse       map[rejectionKey]origin

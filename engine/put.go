@@ -68,7 +68,9 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	}
 	paused := e.paused() || j != nil && j.status == statusPaused
 	slot, j = m.write(e, slot, j, f, rankOf(want.Priority))
-	m.jobs.applySpec(j, &want, len(m.spec), expr, plan)
+	if m.jobs.applySpec(j, &want, len(m.spec), expr, plan); len(m.forcedBy[slot]) > 0 {
+		m.forcedSpecs += j.terms.specBytes()
+	}
 	j.last = last
 	if state != nil {
 		m.jobs.restore(j, state, next, m.now)
@@ -109,6 +111,9 @@ func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uin
 	m.disarm(slot, j)
 	m.setRank(slot, j, rank)
 	m.setStatus(j, statusFree)
+	if len(m.forcedBy[slot]) > 0 {
+		m.forcedSpecs -= j.terms.specBytes() // put adds those of the new spec
+	}
 	m.jobs.clear(j)
 	m.jobs.write(j, f, e.Request, m.spec)
 	return slot, j

@@ -121,6 +121,9 @@ func (m *Machine) addForced(f *forcedFire) {
 	m.forced[f.seq] = f
 	m.largestBody = max(m.largestBody, len(f.body))
 	m.forcedBytes += len(f.body)
+	if len(m.forcedBy[f.slot]) == 0 {
+		m.forcedSpecs += m.jobs.at(f.slot).terms.specBytes()
+	}
 	m.forcedBy[f.slot] = append(m.forcedBy[f.slot], f.seq)
 	m.ready.Insert(m.forcedTurn(f))
 	m.changes.forced.add(&f.lifetime, f, m.changes.number)
@@ -142,12 +145,22 @@ func (m *Machine) forcedTurn(f *forcedFire) turn {
 
 // removeForced ends the forced fires of a job that is removed.
 func (m *Machine) removeForced(slot uint32) {
-	for _, seq := range m.forcedBy[slot] {
+	waits := m.forcedBy[slot]
+	if len(waits) == 0 {
+		return
+	}
+	for _, seq := range waits {
 		f := m.forced[seq]
 		m.ready.Delete(m.forcedTurn(f))
 		m.endForced(f)
 	}
+	m.dropForced(slot)
+}
+
+// dropForced drops the list of a job whose forced fires have all ended.
+func (m *Machine) dropForced(slot uint32) {
 	delete(m.forcedBy, slot)
+	m.forcedSpecs -= m.jobs.at(slot).terms.specBytes()
 }
 
 // rejection is a refused command whose event waits. Repetitions collapse into it.

@@ -103,19 +103,22 @@ func TestReadyQueueIsBounded(t *testing.T) {
 
 // When one of a job's many forced fires goes, the others are not moved.
 func TestForcedFiresLeaveInOrder(t *testing.T) {
-	m := New(Layout{Prefix: "carillon", Partitions: 1}, 0)
+	f := newFeed(t)
+	f.put("job", `{}`)
+	m := f.m
+	slot, _ := m.jobs.find("job")
 	for seq := range uint64(4) {
-		m.forcedBy[7] = append(m.forcedBy[7], seq)
+		m.forcedBy[slot] = append(m.forcedBy[slot], seq)
 	}
-	last := &m.forcedBy[7][3]
-	m.unlistForced(7, 0)
-	m.unlistForced(7, 1)
-	if waits := m.forcedBy[7]; len(waits) != 2 || &waits[1] != last {
+	last := &m.forcedBy[slot][3]
+	m.unlistForced(slot, 0)
+	m.unlistForced(slot, 1)
+	if waits := m.forcedBy[slot]; len(waits) != 2 || &waits[1] != last {
 		t.Errorf("%d wait, and they were moved", len(waits))
 	}
-	m.unlistForced(7, 3) // as none does
-	m.unlistForced(7, 2)
-	if waits, ok := m.forcedBy[7]; ok {
+	m.unlistForced(slot, 3) // as none does
+	m.unlistForced(slot, 2)
+	if waits, ok := m.forcedBy[slot]; ok {
 		t.Errorf("%d are left", len(waits))
 	}
 }

@@ -328,7 +328,7 @@ func (m *Machine) unlistForced(slot uint32, seq uint64) {
 		waits = slices.DeleteFunc(waits, func(other uint64) bool { return other == seq })
 	}
 	if m.forcedBy[slot] = waits; len(waits) == 0 {
-		delete(m.forcedBy, slot)
+		m.dropForced(slot)
 	}
 }
 
