@@ -157,7 +157,7 @@ func (n *Node) claimApplied(p *partition) {
 		n.alarm.Wake() // there may be ticks to make
 		return
 	case st.Epoch > mine:
-		p.takenAt, p.takenBack = time.Now(), time.Since(p.claimed) < 2*claimAgain // the other one may have had to wait for claimAgain
+		p.takenAt, p.takenBy, p.takenBack = time.Now(), st.Owner, time.Since(p.claimed) < 2*claimAgain // the other one may have had to wait for claimAgain
 		n.log.Info("partition taken over by another node", "partition", p.number, "node", st.Owner, "epoch", st.Epoch)
 	case st.Position >= mine:
 		p.halt(newerRules(p, st))

@@ -63,10 +63,17 @@ func TestDueClaims(t *testing.T) {
 			t.Errorf("%s: %s", name, d)
 		}
 	}
-	// It reads in the log that b has taken partition 1 before it hears b's beat of that.
+	// It was cut off, and reads in the log that b has taken partition 1 before it hears b's beat of that. Or c has, which it takes for dead.
 	n.partitions[1].takenAt = time.Now()
-	if atOnce, _ := n.dueClaims(v, servers.Slowness{}); len(atOnce) != 0 {
-		t.Error("one that was lost a moment ago is due at once")
+	for _, c := range []struct {
+		by   string
+		self bool // the network was slow
+		want int
+	}{{"b", true, 0}, {"b", false, 1}, {"c", false, 0}} {
+		n.partitions[1].takenBy = c.by
+		if atOnce, _ := n.dueClaims(v, servers.Slowness{Self: c.self}); len(atOnce) != c.want {
+			t.Errorf("%d that %s took a moment ago are due at once; the network was slow: %t", len(atOnce), c.by, c.self)
+		}
 	}
 	n.partitions[1].takenAt = time.Now().Add(-claimAgain)
 	if atOnce, _ := n.dueClaims(v, servers.Slowness{Self: true}); len(atOnce) != 1 {
@@ -84,12 +91,12 @@ func TestDueClaims(t *testing.T) {
 		v    cluster.View
 		want bool
 	}{
-		"taken back":               {true, claimAgain, theirs, false},
+		"taken back":               {true, 0, theirs, false},
 		"taken back a while ago":   {true, yieldFor, theirs, true},
-		"taken, as it had been":    {false, claimAgain, theirs, true},
+		"taken, as it had been":    {false, 0, theirs, true},
 		"taken back by a dead one": {true, claimAgain, cluster.View{Placement: theirs.Placement, Members: theirs.Members[:1]}, true},
 	} {
-		n.partitions[2].takenAt, n.partitions[2].takenBack = time.Now().Add(-c.ago), c.back
+		n.partitions[2].takenAt, n.partitions[2].takenBy, n.partitions[2].takenBack = time.Now().Add(-c.ago), "b", c.back
 		atOnce, _ := n.dueClaims(c.v, slow)
 		if got := slices.ContainsFunc(atOnce, func(p *partition) bool { return p.number == 2 }); got != c.want {
 			t.Errorf("%s: it is claimed: %t", name, got)

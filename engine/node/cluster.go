@@ -48,8 +48,8 @@ const (
 	// stalledFor is for how long something may have been due before a node concludes that nobody serves the partition. It is
 	// longer than an election, and what follows it, takes.
 	stalledFor = 3 * time.Second
-	// claimAgain is the least time between two claims of a partition by one node, unless the first one was not stored, and between a claim
-	// of another node's and one of its own.
+	// claimAgain is the least time between two claims of a partition by one node, unless the first one was not stored, and between the
+	// claim of a node that it takes for dead and its own.
 	claimAgain = time.Second
 	// yieldFor is how long a node leaves a partition to one whose server is slow only to it, once that one has taken the partition back.
 	yieldFor = 5 * time.Second
@@ -160,11 +160,16 @@ func (n *Node) claimDue(ctx context.Context) {
 // those that another node serves now. Nodes whose nats-server is slow do not count, except where one of them has just taken a partition
 // back, and so reaches the log: then only the link between the two is slow.
 //
-// For a while after this node's network was slow, it claims only partitions that nobody serves. While it is slow, nodes that seem dead may
+// For a while after this node's network was slow, it claims only partitions that nobody serves, and none that it has just learned to have
+// lost: the beat by which the other one says that it serves the partition may have yet to come. While it is slow, nodes that seem dead may
 // be alive. Then the node claims only partitions in which, by all that the log has, something has waited for so long that nobody can be
 // serving them.
+//
+// A node that seems dead, and has just taken a partition, lives. It is left time to serve it, however long a claim takes until both have
+// applied it: otherwise each would claim again just as it learns that it has lost the partition.
 func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToDate []*partition) {
 	v := withoutSlow(all, slow, n.o.Name)
+	lives := func(node string) bool { _, found := all.Member(node); return found }
 	for _, p := range n.partitions {
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
@@ -176,6 +181,7 @@ func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToD
 				upToDate = append(upToDate, p)
 			}
 		case slow.Self && serving != "":
+		case n.lostJustNow(p, func(taker string) bool { return slow.Self || !lives(taker) }):
 		case serving != "" && serving != n.o.Name:
 			upToDate = append(upToDate, p)
 		default:
@@ -194,6 +200,13 @@ func (n *Node) stalled(p *partition) bool {
 	return ok && n.clock.ms()-at > stalledFor.Milliseconds()
 }
 
+// lostJustNow tells whether this node learned less than claimAgain ago that another one, to which this applies, has taken a partition from it.
+func (n *Node) lostJustNow(p *partition, applies func(taker string) bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return time.Since(p.takenAt) < claimAgain && applies(p.takenBy)
+}
+
 // yields tells whether another node took a partition back, soon after this one had claimed it, less than yieldFor ago.
 func (n *Node) yields(p *partition) bool {
 	p.mu.Lock()
@@ -201,14 +214,11 @@ func (n *Node) yields(p *partition) bool {
 	return p.takenBack && time.Since(p.takenAt) < yieldFor
 }
 
-// mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has neither claimed it nor learned that
-// another node had taken it within claimAgain. The latter leaves the other node time to serve it, however long a claim takes until both
-// have applied it; and its beat that it does may have yet to come.
+// mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has not claimed it within claimAgain.
 func (n *Node) mayClaim(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming &&
-		!time.Now().Before(p.claimable) && time.Since(p.takenAt) >= claimAgain
+	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && !time.Now().Before(p.claimable)
 }
 
 // nearLogEnd waits until all that the log has is applied. It is false if more than handOverLag records are missing, or if this takes longer

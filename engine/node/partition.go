@@ -25,6 +25,7 @@ type partition struct {
 	claimable time.Time // when another one may be sent
 	late      bool      // the last one was not answered in time
 	takenAt   time.Time // when this node learned that another one had taken the partition from it
+	takenBy   string    // which one that was
 	takenBack bool      // that was soon after this node had claimed it
 	stopped   error     // why the partition stopped for good; nil: it did not
 	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
