@@ -67,17 +67,17 @@ type Survey struct {
 	highest StreamEnd // at the highest output found, which need not be the last message
 	ahead   StreamEnd // at the highest number that the machine never made; none if a later output was made: then it was accepted as foreign
 	above   uint64    // outputs up to here are not looked for
-	cut     bool      // messages are gone in front of the stream's first one: for their age, or lost in a power failure
+	cut     bool      // messages are gone in front of the stream's first one: because of its bounds, or lost in a power failure
 	first   uint64    // the first output found
-	kept    int64     // what was stored since then, unix ms, is too young to be gone for its age
+	kept    int64     // what was stored since then, unix ms, cannot have been removed because of the stream's bounds
 	found   []uint64  // a bit for each output found, from above + 1 on
 }
 
 // surveyed bounds how many numbers a survey takes note of: 8 MiB of bits. A number beyond that is forged.
 const surveyed = 1 << 26
 
-// Survey begins the survey of a stream with these first and last sequences, in which messages that were stored at kept, unix ms, or later are
-// too young to be gone for their age. Add must then be called for every message above the log's acked sequence, in order.
+// Survey begins the survey of a stream with these first and last sequences, in which messages that were stored at kept, unix ms, or later
+// cannot have been removed because of its bounds. Add must then be called for every message above the log's acked sequence, in order.
 func (m *Machine) Survey(first, last uint64, kept int64) *Survey {
 	end := StreamEnd{LastSeq: last}
 	return &Survey{machine: m, highest: end, ahead: end, above: m.outbox.acked.Output, cut: first > m.outbox.acked.Seq+1, kept: kept}
@@ -130,15 +130,15 @@ func (s *Survey) End() StreamEnd {
 // Missing lists the outputs below the highest one found that the stream does not have, in ascending order.
 func (s *Survey) Missing() (missing []uint64) {
 	for number := s.above + 1; number < s.highest.Number; number++ {
-		if !s.has(number) && !s.aged(number) {
+		if !s.has(number) && !s.removed(number) {
 			missing = append(missing, number)
 		}
 	}
 	return missing
 }
 
-// aged tells whether an output that was not found may be gone for its age.
-func (s *Survey) aged(number uint64) bool {
+// removed tells whether an output that was not found may have been removed because of the stream's bounds.
+func (s *Survey) removed(number uint64) bool {
 	if !s.cut || number > s.first {
 		return false
 	}

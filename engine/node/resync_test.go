@@ -167,3 +167,26 @@ func TestPublishNotSent(t *testing.T) {
 		t.Errorf("the node is not ready: %q", why)
 	}
 }
+
+// A stream that is mostly full, or that holds messages for a time, may have dropped outputs that are not found at its beginning. They are
+// not published again then, and they are where neither can be.
+func TestKeptSince(t *testing.T) {
+	n := &Node{}
+	n.clock.began = time.Now()
+	now := n.clock.ms()
+	const long = time.Hour
+	for name, c := range map[string]struct {
+		streams.Info
+		least, most int64
+	}{
+		"no bounds":  {streams.Info{Bytes: 1 << 30, MaxBytes: -1}, math.MinInt64, math.MinInt64},
+		"old":        {streams.Info{MaxAge: long}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds()},
+		"full":       {streams.Info{Bytes: 900, MaxBytes: 1000, MaxAge: long}, math.MaxInt64, math.MaxInt64},
+		"a half":     {streams.Info{Bytes: 500, MaxBytes: 1000}, math.MaxInt64, math.MaxInt64},
+		"not nearly": {streams.Info{Bytes: 200, MaxBytes: 1000}, math.MinInt64, math.MinInt64},
+	} {
+		if got := n.keptSince(&c.Info); got < c.least || got > c.most {
+			t.Errorf("%s: %d, want %d to %d", name, got, c.least, c.most)
+		}
+	}
+}

@@ -112,7 +112,7 @@ func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, la
 // replicated ones, because chains do not link the messages there (engine/chain.go).
 func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
-	s := p.machine.Survey(info.First, info.Last, n.keptSince(info.MaxAge))
+	s := p.machine.Survey(info.First, info.Last, n.keptSince(&info))
 	p.mu.Unlock()
 	out := n.streams.Out[p.number]
 	from, found := max(acked.Seq+1, info.First), uint64(0)
@@ -157,12 +157,15 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	return f, nil
 }
 
-// keptSince is the time, unix ms, since when no message of a stream can have been removed by age.
-func (n *Node) keptSince(maxAge time.Duration) int64 {
-	if maxAge == 0 {
+// keptSince is the time, unix ms, since when no message can have been removed from a stream because of its bounds.
+func (n *Node) keptSince(info *streams.Info) int64 {
+	switch {
+	case info.MaxBytes > 0 && info.Bytes > uint64(info.MaxBytes)/4: // it is full or was a moment ago, and messages may take a half of it
+		return math.MaxInt64
+	case info.MaxAge == 0:
 		return math.MinInt64
 	}
-	return n.clock.ms() - maxAge.Milliseconds()
+	return n.clock.ms() - info.MaxAge.Milliseconds()
 }
 
 // outputOf tells which output a message claims to be; number 0 if it is not well-formed.
