@@ -562,3 +562,53 @@ func TestDigest(t *testing.T) {
 		}
 	}
 }
+
+// Jobs with a great many missed fires to count hold up nothing that is due, in whatever priority. Once nothing else is ready, more are
+// counted, and in the end all.
+func TestCountingHoldsUpNothing(t *testing.T) {
+	const jobs = 100
+	f := newFeed(t)
+	f.tick(10)
+	f.put("v", `{"schedule":"@every 1s","priority":"low"}`)
+	for i := range jobs {
+		job := carillon.Job{ID: fmt.Sprint("count-", i), Schedule: "* * * * * *", Misfire: carillon.Skip}
+		p := Pack(&job, nil, "")
+		since := f.now - 3*countTurns*countSteps*1000
+		p.State = &JobState{Accepted: since, From: since}
+		if err := f.apply(&Entry{Kind: KindImport, Pack: []PackedJob{p}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	made := make(map[string]int)
+	f.m.Listen(Listener{Made: func(o *Output) { made[o.Job]++ }})
+	const limit = 8
+	f.now += 1000
+	for range jobs/limit + 2 { // the first turn of each job is one of those that are due
+		f.tick(limit)
+	}
+	if made["v"] != 1 || f.m.counting.Len() != jobs {
+		t.Fatalf("the other fired %d times, and %d of %d jobs are being counted", made["v"], f.m.counting.Len(), jobs)
+	}
+	for i := 2; i < 5; i++ {
+		f.now += 1000
+		if f.tick(limit); made["v"] != i {
+			t.Errorf("the other fired %d times in %d seconds", made["v"], i)
+		}
+	}
+	_, j := f.m.jobs.find("count-0")
+	if m, err := Open(oneOfOne, 0, wholeOf(t, f.m)); err != nil || m.counting.Len() != f.m.counting.Len() || m.readyJobs != f.m.readyJobs {
+		t.Errorf("after a start %d jobs are being counted, %d were: %v", m.counting.Len(), f.m.counting.Len(), err)
+	}
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "count-1"})
+	if f.m.counting.Len() != jobs-1 {
+		t.Errorf("%d jobs are being counted after one of %d was deleted", f.m.counting.Len(), jobs)
+	}
+	for ticks := 0; f.m.counting.Len() > 0; ticks++ {
+		if f.tick(1000); ticks > 10*jobs {
+			t.Fatalf("%d jobs are being counted still, of one %d", f.m.counting.Len(), f.m.jobs.extra(j).counted)
+		}
+	}
+	if made["count-0"] == 0 || made["count-1"] != 0 {
+		t.Errorf("of the first %d outputs came, of the one deleted %d", made["count-0"], made["count-1"])
+	}
+}

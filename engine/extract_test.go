@@ -118,10 +118,10 @@ func TestExtractWhileCounting(t *testing.T) {
 	for _, id := range []string{"resumed", "resumed-soon"} {
 		w.do(KindPause, "pause", id, "")
 	}
-	w.now += 4*countSteps*1000 - 1
+	w.now += 2*countTurns*countSteps*1000 - 1
 	w.tick(1, false) // counts some
 	w.do(KindResume, "resume", "resumed", "")
-	w.tick(2, false) // one turn each, at most
+	w.tick(1, false) // some more of these, and some of the other
 	w.now++          // one was resumed just before a fire, the other just at it
 	w.do(KindResume, "resume", "resumed-soon", "")
 	m := w.ms[0]
@@ -139,7 +139,7 @@ func TestExtractWhileCounting(t *testing.T) {
 		svc.listen()
 		for range 3 {
 			svc.now += 1000
-			svc.tick(100, false)
+			svc.tick(1000, false)
 		}
 		svc.fired = slices.DeleteFunc(svc.fired, func(o string) bool { return !strings.Contains(o, "@") }) // without the events of skips
 	}

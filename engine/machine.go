@@ -24,6 +24,7 @@ const (
 	maxLimit     = 1 << 16 // outputs of one tick
 	moveStep     = 32      // timers that are taken off a wheel between two looks at what is ready of its priority
 	countSteps   = 512     // schedule steps of one turn that counts missed fires
+	countTurns   = 64      // such turns that one tick takes in any case; it takes more once nothing else is ready
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code
 	maxForced    = 1 << 16 // forced fires that wait; while there are so many, no more are taken
 
@@ -83,6 +84,7 @@ type Machine struct {
 	jobs           jobTable
 	wheels         [priorities]*wheel.Wheel // by rank
 	ready          readyQueue
+	counting       readyQueue             // turns of jobs some of whose missed fires have been counted, and others not
 	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
 	readyBytes     [priorities]int        // about how many bytes the specs of these jobs have
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
@@ -137,6 +139,7 @@ func New(layout Layout, partition int) *Machine {
 	m := &Machine{
 		layout: layout, partition: partition, bounds: DefaultBounds,
 		ready:      newReadyQueue(),
+		counting:   newReadyQueue(),
 		forced:     make(map[uint64]*forcedFire),
 		forcedBy:   make(map[uint32][]uint64),
 		rejected:   make(map[origin]*rejection),

@@ -62,12 +62,30 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 	return turn{due: j.next, order: m.jobs.texts.order(j.text), slot: slot, rank: j.rank, kind: turnJob}
 }
 
-// queue puts a job's turn into the ready queue.
+// queue puts a job's turn into the ready queue, or, while its missed fires are being counted, into a queue beside it: there may be a billion
+// of them, and what is due must not wait for that.
 func (m *Machine) queue(slot uint32, j *job) {
 	j.place = inReady
+	if m.isCounting(j) {
+		m.counting.Insert(m.turnOf(slot, j))
+		return
+	}
 	m.countReady(j, 1)
 	m.ready.Insert(m.turnOf(slot, j))
 }
+
+// unqueue takes a job's turn out again.
+func (m *Machine) unqueue(slot uint32, j *job) {
+	if m.isCounting(j) {
+		m.counting.Delete(m.turnOf(slot, j))
+		return
+	}
+	m.countReady(j, -1)
+	m.ready.Delete(m.turnOf(slot, j))
+}
+
+// isCounting tells whether some of a job's missed fires have been counted, and others not.
+func (m *Machine) isCounting(j *job) bool { return m.jobs.extra(j).counted > 0 }
 
 // countReady counts a job whose turn comes into the ready queue (1), or leaves it (-1).
 func (m *Machine) countReady(j *job, n int) {
@@ -100,8 +118,7 @@ func (m *Machine) disarm(slot uint32, j *job) {
 	case inLater:
 		m.residence.later[j.rank].Delete(waiting{keyOfJob(j), slot})
 	case inReady:
-		m.countReady(j, -1)
-		m.ready.Delete(m.turnOf(slot, j))
+		m.unqueue(slot, j)
 	}
 	j.place, j.timer = nowhere, 0
 }

@@ -41,6 +41,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	// lead goes by due time: such an output is held until it is due, and must not hold up what is due before it.
 	finished := m.finished
 	m.left, m.move, m.logged = int(min(t.Limit, maxLimit)), m.bounds.Moves, min(max(e.Time, before), m.to)
+	m.countOn(countTurns)
 	for at := m.logged; ; at = m.dueAfter(at) {
 		caughtUp := m.gather(at)
 		m.drain()
@@ -48,9 +49,12 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			break
 		}
 	}
+	if m.ready.Len() == 0 && m.caughtUp() {
+		m.countOn(m.left)
+	}
 	m.expire(m.to)
 	m.sweep(m.bounds.Sweep + 2*int(m.finished-finished))
-	if m.ready.Len() == 0 && m.caughtUp() {
+	if m.ready.Len()+m.counting.Len() == 0 && m.caughtUp() {
 		m.gaps = m.gaps[:0]
 		if m.recovery.isOver(m.to) {
 			m.recovery = recovery{}
@@ -171,6 +175,21 @@ func (m *Machine) drain() {
 	}
 }
 
+// countOn takes up to n turns of jobs whose missed fires are being counted, in order. In the tick's limit only those count that make an
+// output.
+func (m *Machine) countOn(n int) {
+	for ; n > 0 && m.left > 0; n-- {
+		t, ok := m.counting.DeleteMin()
+		if !ok {
+			return
+		}
+		made := m.outbox.made
+		if m.takeTurn(t.slot, m.jobs.at(t.slot)); m.outbox.made > made {
+			m.left--
+		}
+	}
+}
+
 // takeTurn decides a job's earliest undecided fire: it becomes a trigger; or it is skipped; or it is one of
 // many missed fires, which must be counted first.
 func (m *Machine) takeTurn(slot uint32, j *job) {
@@ -251,7 +270,7 @@ func (m *Machine) inOutage(j *job) (until int64, policy carillon.Misfire, ok boo
 }
 
 // count adds the fires from the job's next one up to until to its counted ones, with at most countSteps steps of the schedule in a
-// turn. When it is not done, it queues the job for another turn.
+// turn. When it is not done, it queues the job for another turn (countOn).
 func (m *Machine) count(slot uint32, j *job, until int64) (last int64, done bool) {
 	plan, r := m.jobs.plan(j), m.jobs.editExtra(j)
 	if r.counted == 0 {
@@ -335,7 +354,7 @@ func (m *Machine) unlistForced(slot uint32, seq uint64) {
 // NextDeadline is the time from which a tick would have something to do. It may lie in the past. ok is false when
 // nothing waits at all.
 func (m *Machine) NextDeadline() (at int64, ok bool) {
-	if m.ready.Len() > 0 {
+	if m.ready.Len()+m.counting.Len() > 0 {
 		return m.to, true
 	}
 	at = math.MaxInt64

@@ -319,7 +319,7 @@ func (m *Machine) Stats() Stats {
 	s := Stats{
 		Position: m.position, Epoch: m.epoch, Owner: m.claim.Node, Now: m.now, To: m.to,
 		Completed: m.counts[statusCompleted], Paused: m.counts[statusPaused], DiskLow: m.diskLow, Rejected: m.refused,
-		Armed: m.armed, Ready: m.ready.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
+		Armed: m.armed, Ready: m.ready.Len() + m.counting.Len(), Made: m.outbox.made, Acked: m.outbox.acked, Outbox: m.outbox.bytes,
 	}
 	s.Hot, s.Loaded, s.Late = m.jobs.byID.Len(), m.residence.loaded, m.residence.late
 	s.Jobs = m.counts[statusScheduled] + s.Paused + s.Completed

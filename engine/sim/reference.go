@@ -511,6 +511,7 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 	r.left, r.moves = int(min(t.Limit, 1<<16)), r.bounds.Moves
 	at := min(max(e.Time, before), r.to)
 	r.logged = at
+	r.countOn(countTurns)
 	for {
 		all := r.gather(at)
 		for r.left > 0 && r.turn() {
@@ -525,6 +526,10 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 			}
 		}
 		at = max(next, at+1)
+	}
+	if waits := slices.ContainsFunc(r.jobs, func(j *refJob) bool { return j.announced || j.ready && !j.counting() }); !waits &&
+		len(r.forced)+len(r.refused) == 0 && slices.Min(r.reached[:]) >= r.to {
+		r.countOn(r.left)
 	}
 	r.expire(r.to)
 	waiting := slices.Min(r.reached[:]) < r.to || len(r.forced)+len(r.refused) > 0
@@ -573,6 +578,7 @@ func (r *reference) gather(at int64) (all bool) {
 		for _, j := range r.jobs {
 			switch {
 			case j.rank() != rank:
+			case j.counting():
 			case j.ready || j.announced:
 				ready++
 				bytes += j.size
@@ -584,8 +590,10 @@ func (r *reference) gather(at int64) (all bool) {
 		n := 0
 		for n < len(due) && r.moves > 0 && (n%moveStep > 0 || ready < r.bounds.Ready && bytes < r.bounds.ReadyBytes) {
 			due[n].ready = true
-			bytes += due[n].size
-			ready++
+			if !due[n].counting() {
+				bytes += due[n].size
+				ready++
+			}
 			n++
 			r.moves--
 		}
@@ -621,7 +629,7 @@ func (r *reference) turn() bool {
 	}
 	best, act := key{rank: 3}, func() {}
 	for _, j := range r.jobs {
-		if k := (key{j.rank(), j.next, j.order, 0}); j.ready && less(k, best) {
+		if k := (key{j.rank(), j.next, j.order, 0}); j.ready && !j.counting() && less(k, best) {
 			best, act = k, func() { r.takeTurn(j) }
 		}
 	}
@@ -682,8 +690,32 @@ func (r *reference) event(e carillon.Event) {
 	r.outputs = append(r.outputs, expected{event: e})
 }
 
-// countSlice is how many fires of a cron schedule are counted in one turn.
-const countSlice = 512
+const (
+	countSlice = 512 // fires of a cron schedule that are counted in one turn
+	countTurns = 64  // such turns of a tick while other fires are ready
+)
+
+// counting tells whether the job is ready, and some of its missed fires have been counted, but not all.
+func (j *refJob) counting() bool { return j.ready && j.counted > 0 }
+
+// countOn counts on, up to n turns, by priority, then due time, then order.
+func (r *reference) countOn(n int) {
+	for ; n > 0 && r.left > 0; n-- {
+		var next *refJob
+		for _, j := range r.jobs {
+			if j.counting() && (next == nil || cmp.Or(cmp.Compare(j.rank(), next.rank()), cmp.Compare(j.next, next.next), cmp.Compare(j.order, next.order)) < 0) {
+				next = j
+			}
+		}
+		if next == nil {
+			return
+		}
+		made := len(r.outputs)
+		if r.takeTurn(next); len(r.outputs) > made {
+			r.left--
+		}
+	}
+}
 
 // count counts the job's fires from its next one up to a time; for a cron schedule it takes several turns.
 func (r *reference) count(j *refJob, until int64) (last int64, done bool) {
