@@ -56,6 +56,7 @@ type Node struct {
 	url           string           // for clients
 	nc            *nats.Conn
 	wire          *streams.Wire         // under nc, to the embedded server
+	endedAt       string                // URL of the server at which nc was when the run ended; "": at none
 	requestConn   *nats.Conn            // for requests and their answers: a flood of them must not hold up the log, nor must clients that do not read
 	requestWire   *streams.Wire         // under requestConn, to the embedded server
 	unreached     atomic.Pointer[error] // why the last attempt to reconnect failed; the library does not keep it
@@ -251,6 +252,7 @@ func (n *Node) close() error {
 	if n.streams != nil {
 		n.streams.Close()
 	}
+	n.endedAt = n.nc.ConnectedUrl()
 	for _, nc := range []*nats.Conn{n.requestConn, n.nc} {
 		if nc == nil {
 			continue

@@ -96,6 +96,8 @@ type Options struct {
 	JobStore wal.Options // of the job table; the node sets Dir, Logger, Profile and Rest, and after a loss AllowLoss
 
 	Logger *slog.Logger
+
+	tryLast []string // servers of an external NATS that are tried after the others (runs.noteServer)
 }
 
 func (o Options) withDefaults() Options {
@@ -140,7 +142,7 @@ func (o Options) natsDir() string { return filepath.Join(o.Data, "nats") }
 
 // servers is how a node connects to an external NATS.
 func (o Options) servers() servers.Config {
-	return servers.Config{Node: o.Name, URL: o.NATS, Options: o.NATSOptions, Logger: o.Logger}
+	return servers.Config{Node: o.Name, URL: o.NATS, Options: o.NATSOptions, Last: o.tryLast, Logger: o.Logger}
 }
 
 // streams is how the streams are made if they are not there.

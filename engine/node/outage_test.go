@@ -392,6 +392,30 @@ func TestNotAcceptingAtStart(t *testing.T) {
 	r.stop(t)
 }
 
+// Two of three servers are cut off from all others, and take connections nevertheless. A node that comes to one of them first, and then to
+// the other, starts by way of the third.
+func TestCutOffServersAtStart(t *testing.T) {
+	t.Parallel()
+	var urls []string
+	for i := range 2 {
+		urls = append(urls, natstest.Start(t, &server.Options{
+			JetStream: true, ServerName: fmt.Sprintf("cut-off-%d", i), Cluster: server.ClusterOpts{Name: "C", Host: "127.0.0.1", Port: -1},
+			Routes: server.RoutesFromStr("nats://" + natstest.FreeAddress(t)),
+		}).ClientURL())
+	}
+	well := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	o := base(t)
+	o.NATS, o.NATSOptions = strings.Join(append(urls, well), ","), []nats.Option{nats.DontRandomize()}
+	r := launch(t, o)
+	eventually(t, "the node is ready", func() bool { return len(r.readies) > 0 })
+	r.again(t)
+	if n := len(lines(r.log, "waiting for NATS")); n == 0 {
+		t.Error("it came to no server that is cut off")
+	}
+	fires(t, client(t, well), "after")
+	r.stop(t)
+}
+
 // If a file cannot be read, the node does not wait as it does for NATS: it ends, and says which file.
 func TestFileIsNotNATS(t *testing.T) {
 	t.Parallel()

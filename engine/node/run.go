@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/internal/filelock"
@@ -81,6 +82,7 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 			return nil
 		}
 		empty = false
+		r.noteServer(err, n.endedAt)
 		var behind *leftBehindError
 		if errors.As(err, &behind) {
 			r.o.Logger.Warn("giving up what this node has, to take it from others", "reason", err)
@@ -107,6 +109,21 @@ func (r *runs) run(ctx context.Context, httpURL string, ready func(Ready)) error
 		if n.server != nil && r.o.NATSConfig == "" {
 			r.o.Listen = hostOf(n.url, r.o.Listen)
 		}
+	}
+}
+
+// noteServer notes where a run ended, and why. A server that takes connections while it is cut off from the others would be tried first in
+// each run, and no run would get as far as to leave it (switchIfCutOff). So one at which a run could not reach NATS is tried last, until a
+// run ends for another reason. One that was left behind does not count: resetData, too, is to try such a server last.
+func (r *runs) noteServer(err error, endedAt string) {
+	var behind *leftBehindError
+	switch {
+	case errors.Is(err, errUnreachable):
+		if endedAt != "" {
+			r.o.tryLast = append(slices.DeleteFunc(slices.Clone(r.o.tryLast), func(one string) bool { return one == endedAt }), endedAt)
+		}
+	case !errors.As(err, &behind):
+		r.o.tryLast = nil
 	}
 }
 

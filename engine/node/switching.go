@@ -110,11 +110,12 @@ func (n *Node) switchIfUnreachable(ctx context.Context, slow servers.Slowness, w
 // That is where a node should be: other nodes judge by the server to which it is connected whether its network is slow. It may leave again
 // at once.
 func (n *Node) switchBack(ctx context.Context, slow servers.Slowness, well cluster.View) {
-	if slow.Now || slow.Self || len(slow.Recent) > 0 || n.nc.Opts.NoRandomize {
+	if slow.Now || slow.Self || len(slow.Recent) > 0 {
 		return
 	}
 	local, ok := n.servers.LocalEndpoint(n.nc.ConnectedServerName(), time.Now())
-	if !ok || n.switching.leftWithin(local.Conn.ConnectedServerName(), servers.ReturnAfter) || !n.switching.probing.CompareAndSwap(false, true) {
+	if !ok || n.switching.leftWithin(local.Conn.ConnectedServerName(), servers.ReturnAfter) || n.servers.Config.KeepsOrder() ||
+		!n.switching.probing.CompareAndSwap(false, true) {
 		return
 	}
 	n.work.Go(func() {

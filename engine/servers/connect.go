@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -34,6 +35,7 @@ type Config struct {
 	Node    string        // its name, which is part of its connections' names
 	URL     string        // of one server, or of several, separated by commas
 	Options []nats.Option // credentials and TLS
+	Last    []string      // URLs of servers that are tried after all others, whatever their order is; the last of them last
 	Logger  *slog.Logger  // for errors of the connections
 }
 
@@ -61,7 +63,7 @@ func (c Config) connect(servers, purpose string, more ...nats.Option) (*nats.Con
 		}),
 	}
 	options = append(append(options, more...), c.Options...)
-	nc, err := nats.Connect(servers, append(options, nearestFirst)...)
+	nc, err := nats.Connect(servers, append(options, c.order)...)
 	if _, ok := errors.AsType[*url.Error](err); ok { // its text has the whole URL, secrets included
 		err = errors.New("a server's address is no URL")
 	}
@@ -95,10 +97,7 @@ func withUser(found, given string) string {
 		return found
 	}
 	for g := range strings.SplitSeq(given, ",") {
-		if g = strings.TrimSpace(g); !strings.Contains(g, "://") {
-			g = "nats://" + g // as the library reads it
-		}
-		if from, err := url.Parse(g); err == nil && from.User != nil {
+		if from, err := parse(strings.TrimSpace(g)); err == nil && from.User != nil {
 			u.User = from.User
 		}
 	}
@@ -120,11 +119,75 @@ func notAccepting(err error) error {
 	return err
 }
 
+// KeepsOrder tells whether the options say to keep the servers' order.
+func (c Config) KeepsOrder() bool {
+	var o nats.Options
+	for _, option := range c.Options {
+		if option != nil {
+			_ = option(&o) // Connect tells its error
+		}
+	}
+	return o.NoRandomize
+}
+
+// order has the nearest server tried first, and those of c.Last after all others.
+func (c Config) order(o *nats.Options) error {
+	if o.Url != "" || len(o.Servers) < 2 {
+		return nil
+	}
+	nearestFirst(o)
+	last := make([]string, len(c.Last))
+	for i, one := range c.Last {
+		last[i] = address(one)
+	}
+	place := func(server string) int { return slices.Index(last, address(server)) }
+	if !slices.ContainsFunc(o.Servers, func(one string) bool { return place(one) >= 0 }) && place(o.Url) < 0 {
+		return nil
+	}
+	all := slices.Clone(o.Servers)
+	if !o.NoRandomize {
+		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	}
+	if o.Url != "" {
+		all = slices.Insert(all, 0, o.Url)
+	}
+	slices.SortStableFunc(all, func(a, b string) int { return place(a) - place(b) })
+	o.Url, o.Servers, o.NoRandomize = "", all, true // the library can put one server first, but none last
+	return nil
+}
+
+// address is the host and port of a server's URL.
+func address(server string) string {
+	u, err := parse(server)
+	switch {
+	case err != nil: // the library will report what is wrong with it
+		return ""
+	case u.Port() != "":
+		return u.Host
+	}
+	port := strconv.Itoa(nats.DefaultPort)
+	switch u.Scheme {
+	case "ws":
+		port = "80"
+	case "wss":
+		port = "443"
+	}
+	return strings.TrimSuffix(u.Host, ":") + ":" + port
+}
+
+// parse reads a server's URL as the library does.
+func parse(server string) (*url.URL, error) {
+	if !strings.Contains(server, "://") {
+		server = "nats://" + server
+	}
+	return url.Parse(server)
+}
+
 // nearestFirst has a server on this machine tried first (a random one if there are several): there is no network in between that could
 // break, and if the machine fails, both fail. If the options say to keep the servers' order, it is kept.
-func nearestFirst(o *nats.Options) error {
-	if o.NoRandomize || o.Url != "" || len(o.Servers) < 2 {
-		return nil
+func nearestFirst(o *nats.Options) {
+	if o.NoRandomize {
+		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), nats.DefaultTimeout)
 	defer cancel()
@@ -132,18 +195,14 @@ func nearestFirst(o *nats.Options) error {
 		if onThisMachine(ctx, o.Servers[i]) {
 			o.Url = o.Servers[i] // the library tries it before the others
 			o.Servers = slices.Delete(slices.Clone(o.Servers), i, i+1)
-			return nil
+			return
 		}
 	}
-	return nil
 }
 
 // onThisMachine tells whether a server's name or address is one of this machine's; false if that is not known.
 func onThisMachine(ctx context.Context, server string) bool {
-	if !strings.Contains(server, "://") {
-		server = "nats://" + server
-	}
-	u, err := url.Parse(server)
+	u, err := parse(server)
 	if err != nil {
 		return false // the library will report what is wrong with it
 	}

@@ -34,7 +34,7 @@ func TestNearestFirst(t *testing.T) {
 		for at := range len(away) + 1 {
 			servers := slices.Insert(slices.Clone(away), at, near)
 			o := nats.Options{Servers: slices.Clone(servers)}
-			if err := nearestFirst(&o); err != nil {
+			if err := (Config{}).order(&o); err != nil {
 				t.Fatal(err)
 			}
 			if o.Url != near || !slices.Equal(o.Servers, away) {
@@ -54,20 +54,67 @@ func TestNearestFirst(t *testing.T) {
 		"another is set": {Servers: append(slices.Clone(away), own[0]), Url: away[1]},
 	} {
 		before := o
-		if err := nearestFirst(&o); err != nil || o.Url != before.Url || !slices.Equal(o.Servers, before.Servers) {
+		if err := (Config{}).order(&o); err != nil || o.Url != before.Url || !slices.Equal(o.Servers, before.Servers) {
 			t.Errorf("%s: the first is %q, and %q are left (%v)", name, o.Url, o.Servers, err)
 		}
 	}
 	chosen := make(map[string]bool)
 	for range 1000 { // if there are several, each is chosen sometimes
 		o := nats.Options{Servers: slices.Clone(own[:3])}
-		if err := nearestFirst(&o); err != nil {
+		if err := (Config{}).order(&o); err != nil {
 			t.Fatal(err)
 		}
 		chosen[o.Url] = true
 	}
 	if len(chosen) != 3 {
 		t.Errorf("of three on this machine only %v are ever first", chosen)
+	}
+}
+
+// Servers that are to be tried last are, the last of them last, whether the others are in any order or keep theirs, and one on this machine
+// does not come before them. The library does not reorder them.
+func TestTriedLast(t *testing.T) {
+	const near = "nats://e:p@127.0.0.1"
+	away := []string{"203.0.113.1", "tls://203.0.113.2", "nats://203.0.113.3:4223"}
+	given := append([]string{near}, away...)
+	c := Config{Last: []string{"nats://e:p@127.0.0.1:4222", "nats://203.0.113.9:4222", "tls://203.0.113.2:4222"}}
+	seen := make(map[string]bool)
+	for range 100 {
+		o := nats.Options{Servers: slices.Clone(given)}
+		if err := c.order(&o); err != nil {
+			t.Fatal(err)
+		}
+		if o.Url != "" || !o.NoRandomize || len(o.Servers) != 4 || !slices.Equal(o.Servers[2:], []string{near, away[1]}) {
+			t.Fatalf("first is %q, then %q", o.Url, o.Servers)
+		}
+		seen[o.Servers[0]] = true
+	}
+	if !seen[away[0]] || !seen[away[2]] {
+		t.Errorf("of two that are not last, only %v are ever first", seen)
+	}
+	o := nats.Options{Servers: slices.Clone(given), NoRandomize: true}
+	if err := c.order(&o); err != nil || o.Url != "" || !slices.Equal(o.Servers, []string{away[0], away[2], near, away[1]}) {
+		t.Errorf("where the order is kept, first is %q, then %q (%v)", o.Url, o.Servers, err)
+	}
+	c.Last = []string{"nats://203.0.113.2:4222"}
+	o = nats.Options{Servers: slices.Clone(given)}
+	if err := c.order(&o); err != nil || o.Url != "" || o.Servers[0] != near || o.Servers[3] != away[1] {
+		t.Errorf("the nearest is not first: %q, then %q (%v)", o.Url, o.Servers, err)
+	}
+	c.Last = []string{"nats://203.0.113.9:4222"}
+	o = nats.Options{Servers: slices.Clone(given)}
+	if err := c.order(&o); err != nil || o.Url != near || o.NoRandomize {
+		t.Errorf("servers that are not given change the order: %q, then %q (%v)", o.Url, o.Servers, err)
+	}
+	if c.KeepsOrder() || !(Config{Options: []nats.Option{nats.Name(""), nats.DontRandomize()}}).KeepsOrder() {
+		t.Error("it is not known whether the order is to be kept")
+	}
+	for server, want := range map[string]string{
+		"a": "a:4222", "nats://a:": "a:4222", "tls://u:p@a": "a:4222", "ws://a": "a:80", "wss://a": "a:443", "wss://[::1]:5": "[::1]:5", "nats://a:b": "",
+	} {
+		if got := address(server); got != want {
+			t.Errorf("the address of %q is %q", server, got)
+		}
 	}
 }
 
