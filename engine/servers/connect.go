@@ -71,19 +71,32 @@ func (c Config) connect(servers, purpose string, more ...nats.Option) (*nats.Con
 }
 
 // Beside has a connection made to the server to which main is connected, at first and at each reconnect. If that server does not take it, or
-// main is not connected, the library chooses.
+// main is not connected, the library chooses, until the connection has come to a server.
 func Beside(main *nats.Conn) nats.Option {
 	return func(o *nats.Options) error {
 		o.Url = main.ConnectedUrl()
+		inVain := make(map[string]bool) // addresses that were proposed since the connection was lost
+		before := 0                     // attempts that the library had counted at the last call
 		o.ReconnectToServerCB = func(pool []nats.Server, _ nats.ServerInfo) (*nats.Server, time.Duration) {
+			// The library counts the attempts at each server until that server takes the connection. One attempt follows each call. So if
+			// there are no more now, it did not fail.
+			attempts := 0
+			for _, one := range pool {
+				attempts += one.Reconnects
+			}
+			if attempts <= before {
+				clear(inVain)
+			}
+			before = attempts
 			at, err := url.Parse(main.ConnectedUrl())
 			if err != nil {
 				return nil, 0
 			}
 			i := slices.IndexFunc(pool, func(one nats.Server) bool { return one.URL.Host == at.Host })
-			if i < 0 || pool[i].Reconnects > 0 { // it was tried, in vain, since it was last connected
+			if i < 0 || inVain[at.Host] {
 				return nil, 0
 			}
+			inVain[at.Host] = true
 			return &pool[i], 0
 		}
 		return nil

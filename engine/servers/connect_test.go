@@ -8,7 +8,9 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
@@ -116,6 +118,88 @@ func TestTriedLast(t *testing.T) {
 			t.Errorf("the address of %q is %q", server, got)
 		}
 	}
+}
+
+// A connection beside another one follows it to a server that once did not take it. While that server does not, it is tried once, and the
+// others in turn.
+func TestBesideTriesAgain(t *testing.T) {
+	var urls, hosts []string
+	for range 3 {
+		url := natstest.Start(t, &server.Options{}).ClientURL()
+		urls, hosts = append(urls, url), append(hosts, strings.TrimPrefix(url, "nats://"))
+	}
+	var to Watch
+	o := []nats.Option{nats.DontRandomize(), nats.MaxReconnects(-1), nats.ReconnectWait(5 * time.Millisecond)}
+	connect := func(more ...nats.Option) *nats.Conn {
+		nc, err := nats.Connect(strings.Join(urls, ","), append(more, o...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	main := connect(nats.ReconnectToServer(to.Choose))
+	way := &brokenWay{}
+	beside := connect(Beside(main), nats.SetCustomDialer(way))
+	if err := to.SwitchTo(main, urls[1]); err != nil {
+		t.Fatal(err)
+	}
+	natstest.Eventually(t, "the main one is there", func() bool { return main.IsConnected() && main.ConnectedUrl() == urls[1] })
+	for i, c := range []struct {
+		broken []string
+		at     string
+	}{
+		{[]string{hosts[1]}, urls[0]},
+		{nil, urls[1]},
+		{[]string{hosts[1], hosts[0]}, urls[2]},
+		{nil, urls[1]},
+	} {
+		way.set(c.broken)
+		if err := beside.ForceReconnect(); err != nil {
+			t.Fatal(err)
+		}
+		natstest.Eventually(t, "it is connected", beside.IsConnected)
+		if at := beside.ConnectedUrl(); at != c.at {
+			t.Errorf("%d: it is at %s, not at %s, with %s, %s and %s", i, at, c.at, urls[0], urls[1], urls[2])
+		}
+		if n := way.tries(hosts[1]); n != 1 {
+			t.Errorf("%d: %d attempts to go to the same server", i, n)
+		}
+	}
+}
+
+// brokenWay dials all addresses but some.
+type brokenWay struct {
+	mu     sync.Mutex
+	broken []string
+	dialed []string
+}
+
+func (w *brokenWay) set(broken []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.broken, w.dialed = broken, nil
+}
+
+func (w *brokenWay) tries(address string) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, one := range w.dialed {
+		if one == address {
+			n++
+		}
+	}
+	return n
+}
+
+func (w *brokenWay) Dial(network, address string) (net.Conn, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.dialed = append(w.dialed, address)
+	if slices.Contains(w.broken, address) {
+		return nil, errors.New("broken")
+	}
+	return net.Dial(network, address)
 }
 
 // A proxy with nobody behind it, or a server that stops, closes a connection before it says anything.
