@@ -30,6 +30,7 @@
 //
 // If clients are not trusted, give nats-server a configuration file in which the engine has an account of its own that exports
 // requests and commands as services: then clients cannot name the subjects of that account at all, in a reply or otherwise.
+// Within the accounts that import these, permissions say who may listen: an import does not keep others there from it.
 // docs/deploy/nats/carillon.conf is such a file, for engines, operators, clients, workers and tenants.
 //
 // A reading order: options.go, server.go, rights.go, log.go (the server's own lines).

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine/node"
@@ -64,6 +65,16 @@ func startAccounts(t *testing.T) *accounts {
 		t.Fatal(err)
 	}
 	o.JetStream = true
+	// Ann is another client, who has an inbox of her own, as operations.md says.
+	for _, u := range o.Users {
+		if u.Username == "client" {
+			ann, may := *u, *u.Permissions
+			may.Subscribe = &server.SubjectPermission{Allow: []string{"carillon.trigger.>", "carillon.event.>", "_INBOX_ann.>"}}
+			ann.Username, ann.Password, ann.Permissions = "ann", "ann", &may
+			o.Users = append(o.Users, &ann)
+			break
+		}
+	}
 	ns := natstest.Start(t, o)
 	// A selection of many jobs takes minutes. Its client waits as long (client.go, selectionTimeout), and nats-server has to, too.
 	exporter, err := ns.LookupAccount("CARILLON")
@@ -102,9 +113,10 @@ func startAccounts(t *testing.T) *accounts {
 	return a
 }
 
-func (a *accounts) dial(t *testing.T, user string) *nats.Conn {
+func (a *accounts) dial(t *testing.T, user string, more ...nats.Option) *nats.Conn {
 	t.Helper()
-	nc, err := nats.Connect(a.url, nats.UserInfo(user, user), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	more = append(more, nats.UserInfo(user, user), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	nc, err := nats.Connect(a.url, more...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,9 +128,22 @@ func (a *accounts) client(t *testing.T, user string) *carillon.Client {
 	return carillon.Connect(a.dial(t, user), carillon.WithTimeout(10*time.Second))
 }
 
+// refuses tells whether the server refuses to take a message on a subject, or a subscription to it.
+func refuses(t *testing.T, nc *nats.Conn, subject string, do func() error) bool {
+	t.Helper()
+	if err := errors.Join(do(), nc.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	err := nc.LastError()
+	return errors.Is(err, nats.ErrPermissionViolation) && strings.Contains(err.Error(), `"`+subject+`"`)
+}
+
 // nobody checks that nobody receives a request.
 func nobody(t *testing.T, nc *nats.Conn, subject string, body string) {
 	t.Helper()
+	if refuses(t, nc, subject, func() error { return nc.Publish(subject, []byte(body)) }) {
+		return
+	}
 	if m, err := nc.Request(subject, []byte(body), 5*time.Second); !errors.Is(err, nats.ErrNoResponders) {
 		t.Errorf("%s: answer %v, %v; want nobody to hear it", subject, m, err)
 	}
@@ -142,6 +167,7 @@ func TestAccounts(t *testing.T) {
 	t.Run("tenant", a.testTenant)
 	t.Run("orders", a.testOrders)
 	t.Run("operator", a.testOperator)
+	t.Run("peers", a.testPeers)
 
 	// An engine has permission for all that it does.
 	for _, run := range a.runs {
@@ -214,10 +240,7 @@ func (a *accounts) testClient(t *testing.T) {
 		}
 	}
 	for _, subject := range []string{"carillon.api.snapshot", "carillon.api.drain.test", "carillon.tenant.acme.delete.acme:x", "$JS.API.STREAM.DELETE.CARILLON_LOG", "$JS.API.STREAM.PURGE.CARILLON_OUT_0"} {
-		m, err := nc.Request(subject, []byte("{}"), 5*time.Second)
-		if !errors.Is(err, nats.ErrNoResponders) && (err != nil || !strings.Contains(string(m.Data), "not enabled")) {
-			t.Errorf("%s was heard: %v, %v", subject, m, err)
-		}
+		nobody(t, nc, subject, "{}")
 	}
 	fires(t, c, "after") // all that was sent before has been handled
 	if err := operator.Flush(); err != nil {
@@ -381,11 +404,11 @@ func (a *accounts) testOrders(t *testing.T) {
 		t.Fatal(err)
 	}
 	const most = 16 // some of them come to the engine that does not follow the job's partition
-	frames := `CONNECT {"user":"acme","pass":"acme","verbose":false,"headers":true}` + "\r\nSUB in 1\r\n"
+	frames := `CONNECT {"user":"acme","pass":"acme","verbose":false,"headers":true}` + "\r\nSUB _INBOX.in 1\r\n"
 	for _, dest := range dests {
 		for i := range most {
 			head := "NATS/1.0\r\nX: a\nNats-Trace-Dest: " + dest + "\r\n\r\n"
-			frames += fmt.Sprintf("HPUB carillon.api.get.acme:order-%d in %d %d\r\n%s\r\n", i, len(head), len(head), head)
+			frames += fmt.Sprintf("HPUB carillon.api.get.acme:order-%d _INBOX.in %d %d\r\n%s\r\n", i, len(head), len(head), head)
 		}
 	}
 	if _, err := raw.Write([]byte(frames)); err != nil {
@@ -395,7 +418,7 @@ func (a *accounts) testOrders(t *testing.T) {
 		if !lines.Scan() {
 			t.Fatalf("%d answers: %v", answers, lines.Err())
 		}
-		if strings.HasPrefix(lines.Text(), "HMSG in ") {
+		if strings.HasPrefix(lines.Text(), "HMSG _INBOX.in ") {
 			answers++
 		}
 	}
@@ -430,18 +453,252 @@ func (a *accounts) testOperator(t *testing.T) {
 	if _, err := c.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Bucket: "saves"}, nil); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.CreateTopicQueue(t.Context(), "billing.>", carillon.TopicQueueOptions{}); err != nil {
-		t.Error(err)
+	queue, err := c.CreateTopicQueue(t.Context(), "billing.>", carillon.TopicQueueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	// A queue that lacks a partition is mended.
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lacking := queue.CachedInfo().Config
+	lacking.Sources = lacking.Sources[1:]
+	if _, err := js.UpdateStream(t.Context(), lacking); err != nil {
+		t.Fatal(err)
+	}
+	var change carillon.TopicQueueChange
+	changed := func(c carillon.TopicQueueChange) { change = c }
+	queue, err = c.CreateTopicQueue(t.Context(), "billing.>", carillon.TopicQueueOptions{Changed: changed})
+	if err != nil || !slices.Equal(change.Added, []int{0}) || len(queue.CachedInfo().Config.Sources) != partitions {
+		t.Errorf("mending the queue added %v: %v", change.Added, err)
+	}
+
+	// Workers named billing take from it, too, once it has a consumer of theirs.
+	consumer := jetstream.ConsumerConfig{Durable: "billing", AckPolicy: jetstream.AckExplicitPolicy}
+	if _, err := queue.CreateConsumer(t.Context(), consumer); err != nil {
+		t.Fatal(err)
+	}
+	put(t, c, carillon.Job{ID: "queued", Schedule: "@in 1ms", Topic: "billing.queued"})
+	billing, pull := a.dial(t, "billing"), "$JS.API.CONSUMER.MSG.NEXT."+queue.CachedInfo().Config.Name+".billing"
+	for job := ""; job != "queued"; {
+		m, err := billing.Request(pull, []byte(`{"batch":1}`), 10*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.AckSync(nats.AckWait(10 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		job = m.Header.Get(carillon.HeaderJob)
 	}
 	for _, subject := range []string{"carillon.log.0.tick", "carillon.trigger.0.x", "carillon.event.0.x.y"} {
-		if err := nc.Publish(subject, []byte("forged")); err != nil {
-			t.Fatal(err)
+		if !refuses(t, nc, subject, func() error { return nc.Publish(subject, []byte("forged")) }) {
+			t.Errorf("%s: %v", subject, nc.LastError())
 		}
-		if err := nc.Flush(); err != nil {
-			t.Fatal(err)
+	}
+}
+
+// Of two connections with the same name neither hears what the other asks for, and none can answer it, or publish what the other waits for.
+func (a *accounts) testPeers(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for _, peers := range []struct {
+		user     string
+		listen   []string // besides ">"
+		publish  []string
+		mayWatch []string
+		do       func(t *testing.T, c *carillon.Client)
+	}{
+		{
+			"client",
+			[]string{
+				"carillon.>", "carillon.*.>", "carillon.api.>", "carillon.api.get.*", "carillon.api.put.peer",
+				"carillon.cmd.>", "carillon.cmd.*.*", "_R_.>",
+			},
+			[]string{"carillon.trigger.0.billing.pay", "carillon.event.0.skipped.peer", "_INBOX.peer.1"},
+			[]string{"carillon.trigger.>", "carillon.event.>", "carillon.trigger.*.billing.>"},
+			func(t *testing.T, c *carillon.Client) {
+				put(t, c, carillon.Job{ID: "peer"})
+				if _, err := c.Send(ctx, carillon.Command{Verb: carillon.VerbFire, Job: "peer"}); err != nil {
+					t.Error(err)
+				}
+				if j, err := c.Get(ctx, "peer"); err != nil || j.Version != 1 {
+					t.Errorf("the answer was %+v, %v", j, err)
+				}
+			},
+		},
+		{
+			"acme",
+			[]string{"carillon.>", "carillon.api.>", "carillon.api.get.*", "carillon.tenant.>", "carillon.trigger.>", "carillon.event.>"},
+			[]string{"carillon.trigger.0.acme", "carillon.event.0.skipped.peer", "_INBOX.peer.1"},
+			nil,
+			func(t *testing.T, c *carillon.Client) {
+				put(t, c, carillon.Job{ID: "acme:peer", Topic: "acme"})
+				if j, err := c.Get(ctx, "acme:peer"); err != nil || j.Version != 1 {
+					t.Errorf("the answer was %+v, %v", j, err)
+				}
+			},
+		},
+		{
+			"billing",
+			[]string{"$JS.>", "$JS.API.>", "$JS.API.CONSUMER.MSG.NEXT.*.billing", "$JS.ACK.>", "$JS.ACK.*.billing.>", "carillon.>"},
+			[]string{"carillon.trigger.0.billing.pay", "_INBOX.peer.1"},
+			nil,
+			func(t *testing.T, c *carillon.Client) {
+				put(t, a.client(t, "client"), carillon.Job{ID: "peers", Schedule: "@in 1ms", Topic: "billing.peers"})
+				ctx, done := context.WithCancel(ctx)
+				o := carillon.WorkerOptions{Topic: "billing.>", Name: "billing", Partitions: partitions}
+				if err := c.Work(ctx, o, func(_ context.Context, tr *carillon.Trigger) error {
+					if string(tr.Payload) == "forged" {
+						t.Errorf("the worker got a forged trigger: %+v", tr)
+					}
+					if tr.Job == "peers" {
+						done()
+					}
+					return nil
+				}); err != nil || t.Context().Err() != nil {
+					t.Error(err)
+				}
+			},
+		},
+	} {
+		t.Run(peers.user, func(t *testing.T) {
+			rogue := a.dial(t, peers.user)
+			forged := nats.NewMsg("")
+			forged.Data = []byte("forged")
+			for name, value := range map[string]string{
+				carillon.HeaderJob: "pay", carillon.HeaderTrigger: "pay@1000", carillon.HeaderScheduled: "1970-01-01T00:00:01.000Z",
+				carillon.HeaderVersion: "1", carillon.HeaderOutput: "5",
+			} {
+				forged.Header.Set(name, value)
+			}
+			var mu sync.Mutex
+			var heard []string
+			for _, subject := range append(peers.listen, ">") {
+				refused := refuses(t, rogue, subject, func() error {
+					_, err := rogue.Subscribe(subject, func(m *nats.Msg) {
+						mu.Lock()
+						defer mu.Unlock()
+						heard = append(heard, m.Subject)
+						if m.Reply != "" {
+							answer := *forged
+							answer.Subject = m.Reply
+							_ = rogue.PublishMsg(&answer)
+						}
+					})
+					return err
+				})
+				if !refused {
+					t.Errorf("%s may subscribe to %s", peers.user, subject)
+				}
+			}
+			for _, subject := range peers.mayWatch {
+				if refuses(t, rogue, subject, func() error { _, err := rogue.SubscribeSync(subject); return err }) {
+					t.Errorf("%s may not watch %s", peers.user, subject)
+				}
+			}
+
+			nc := a.dial(t, peers.user)
+			var got []*nats.Subscription
+			for _, subject := range append(peers.mayWatch, "_INBOX.peer.*") {
+				sub, err := nc.SubscribeSync(subject)
+				if err != nil {
+					t.Fatal(err)
+				}
+				got = append(got, sub)
+			}
+			if err := nc.Flush(); err != nil {
+				t.Fatal(err)
+			}
+			for _, subject := range peers.publish {
+				if !refuses(t, rogue, subject, func() error { m := *forged; m.Subject = subject; return rogue.PublishMsg(&m) }) {
+					t.Errorf("%s may publish on %s", peers.user, subject)
+				}
+			}
+			peers.do(t, carillon.Connect(nc, carillon.WithTimeout(10*time.Second)))
+			if err := errors.Join(nc.Flush(), rogue.Flush()); err != nil {
+				t.Fatal(err)
+			}
+			mu.Lock()
+			if len(heard) > 0 {
+				t.Errorf("another %s heard %q", peers.user, heard)
+			}
+			mu.Unlock()
+			for _, sub := range got {
+				for {
+					m, err := sub.NextMsg(time.Millisecond)
+					if err != nil {
+						break
+					}
+					if string(m.Data) == "forged" {
+						t.Errorf("%s got what another forged on %s", peers.user, m.Subject)
+					}
+				}
+			}
+		})
+	}
+
+	// Ann's answers are hers alone.
+	nosy := a.dial(t, "client")
+	answers, err := nosy.SubscribeSync("_INBOX.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !refuses(t, nosy, "_INBOX_ann.>", func() error { _, err := nosy.SubscribeSync("_INBOX_ann.>"); return err }) {
+		t.Error("a client may listen for ann's answers")
+	}
+	ann := carillon.Connect(a.dial(t, "ann", nats.CustomInboxPrefix("_INBOX_ann")), carillon.WithTimeout(10*time.Second))
+	put(t, ann, carillon.Job{ID: "anns"})
+	if _, err := ann.Send(ctx, carillon.Command{Verb: carillon.VerbFire, Job: "anns"}); err != nil {
+		t.Error(err)
+	}
+	if err := nosy.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := answers.NextMsg(time.Millisecond); err == nil {
+		t.Errorf("a client heard ann's answer %s", m.Data)
+	}
+
+	// The reply subject of a request is not checked. So an answer of the service may arrive where others watch, but neither as a
+	// trigger nor as an event.
+	rogue, c := a.dial(t, "client"), a.client(t, "client")
+	live, err := c.Watch(ctx, ">")
+	if err != nil {
+		t.Fatal(err)
+	}
+	events, err := c.WatchEvents(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, subject := range []string{"carillon.trigger.0.billing.pay", "carillon.event.0.skipped.peer"} {
+		for _, asked := range []string{"carillon.api.get.peer", "carillon.api.list", "carillon.cmd.pause.peer"} {
+			if err := rogue.PublishRequest(asked, subject, nil); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := nc.LastError(); !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), subject) {
-			t.Errorf("%s: %v", subject, err)
+	}
+	if err := rogue.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Send(ctx, carillon.Command{Verb: carillon.VerbPause, Job: "peer-none"}); err != nil {
+		t.Fatal(err)
+	}
+	fires(t, c, "after-peers")
+	for trigger, err := range live {
+		if err != nil || trigger.Job == "pay" || trigger.Job == "" {
+			t.Errorf("watched %+v, %v", trigger, err)
+		}
+		if trigger.Job == "after-peers" || err != nil {
+			break
+		}
+	}
+	for event, err := range events {
+		if err != nil || event.Kind != carillon.EventRejected {
+			t.Errorf("watched %+v, %v", event, err)
+		}
+		if event.Job == "peer-none" || err != nil {
+			break
 		}
 	}
 }
