@@ -52,18 +52,18 @@ func (a *ReadAhead) Read(t Table, ids []string) error {
 		if a.list != nil && size >= carillon.MaxPageBytes {
 			break
 		}
-		c, payload, err := a.read(t, id)
+		c, bytes, err := a.read(t, id)
 		if err != nil {
 			return err
 		}
 		a.jobs[id] = c
-		size += payload
+		size += bytes
 	}
 	return nil
 }
 
-// read reads one job, and returns the size of its payload, too.
-func (a *ReadAhead) read(t Table, id string) (c coldJob, payload int, err error) {
+// read reads one job, and returns for a page how large it is there, too.
+func (a *ReadAhead) read(t Table, id string) (c coldJob, bytes int, err error) {
 	if c.row, err = rowOf(t, id); err != nil || c.row == nil {
 		return coldJob{}, 0, err
 	}
@@ -80,10 +80,10 @@ func (a *ReadAhead) read(t Table, id string) (c coldJob, payload int, err error)
 		if err != nil || !a.list.Matches(&r) {
 			return coldJob{}, 0, err
 		}
-		payload = len(r.Spec.Payload)
+		bytes, _ = SpecBytes(&r.Spec)
 	}
 	c.spec = slices.Clone(s)
-	return c, payload, nil
+	return c, bytes, nil
 }
 
 // isValid tells whether what was read is still what the machine's table has.

@@ -164,7 +164,7 @@ func (m *Machine) readCold(id string, read *ReadAhead) (r row, s []byte, err err
 }
 
 // Page walks the jobs with ids above after, in order, and collects those that match: at most limit of them, and
-// until their payloads fill carillon.MaxPageBytes. It looks at no more than scan jobs in memory and scan ids in the table.
+// until their JSON, by SpecBytes, fills carillon.MaxPageBytes. It looks at no more than scan jobs in memory and scan ids in the table.
 // last is the id that it got to, and more tells whether jobs may follow. read, which may be nil, saves reading the table.
 func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, read *ReadAhead) (page []carillon.JobReply, last string, more bool) {
 	part := pageRange(f, after, scan)
@@ -186,7 +186,8 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 		last = id
 		if v, ok := view(); ok {
 			page = append(page, v)
-			size += len(v.Spec.Payload)
+			json, _ := SpecBytes(&v.Spec)
+			size += json
 		}
 		return true
 	}
@@ -219,6 +220,22 @@ func (m *Machine) Page(f *carillon.ListRequest, after string, limit, scan int, r
 		return page, end, strings.HasPrefix(end, f.Prefix)
 	}
 	return page, last, more
+}
+
+// entryBytes is about what a header or a label takes in memory beside its name and value.
+const entryBytes = 100
+
+// SpecBytes is how large a job is. Its JSON, in a reply, is longer than json, but only by fixed parts and by what is escaped. memory is about
+// what the job's own texts take in memory.
+func SpecBytes(j *carillon.Job) (json, memory int) {
+	json = len(j.Payload) + len(j.Topic) + len(j.Owner) + len(j.Schedule) + len(j.Zone)
+	for _, texts := range [...]map[string]string{j.Headers, j.Labels} {
+		for name, value := range texts {
+			json += len(name) + len(value)
+		}
+	}
+	entries := len(j.Headers) + len(j.Labels)
+	return json + entries*len(`"":"",`), json + entries*entryBytes
 }
 
 // idRange says which ids of the table a page looks at: the n ids after from, and from itself if it is included.

@@ -102,6 +102,84 @@ func TestPageFills(t *testing.T) {
 	}
 }
 
+// heavy are headers and labels, as many and as long as a job may have, in the JSON of a put.
+func heavy() string {
+	var headers, labels []string
+	for i := range carillon.MaxHeaders { // there may be as many labels
+		headers = append(headers, fmt.Sprintf(`"H-%02d":"%0*d"`, i, carillon.MaxHeaderBytes/carillon.MaxHeaders-4, i))
+		labels = append(labels, fmt.Sprintf(`"%0*d":"%0*d"`, carillon.MaxLabelLength, i, carillon.MaxLabelLength, i))
+	}
+	return `"headers":{` + strings.Join(headers, ",") + `},"labels":{` + strings.Join(labels, ",") + `}`
+}
+
+// So does one of jobs that are large without a payload, and no more of them are read ahead.
+func TestPageFillsWithHeaders(t *testing.T) {
+	const jobs = 100
+	const most = carillon.MaxPageBytes / (carillon.MaxHeaderBytes + carillon.MaxLabels*2*carillon.MaxLabelLength)
+	f := newFeed(t)
+	s := saved{m: f.m}
+	for i := range jobs {
+		f.put(fmt.Sprintf("job-%03d", i), `{"schedule":"@every 1h",`+heavy()+`}`)
+	}
+	if err := s.checkpoint(100); err != nil {
+		t.Fatal(err)
+	}
+	cold, err := OpenCold(f.m.layout, f.m.partition, s.table.View())
+	if err != nil {
+		t.Fatal(err)
+	}
+	list := &carillon.ListRequest{}
+	read := cold.ReadAhead()
+	if err := errors.Join(read.Scan(s.table.View(), list, "", jobs), read.Read(s.table.View(), cold.Cold(read.IDs()))); err != nil {
+		t.Fatal(err)
+	}
+	if len(read.jobs) != most {
+		t.Errorf("%d jobs were read ahead, want %d", len(read.jobs), most)
+	}
+	for name, page := range map[string]func() ([]carillon.JobReply, string, bool){
+		"in memory":      func() ([]carillon.JobReply, string, bool) { return f.m.Page(list, "", jobs, jobs, nil) },
+		"from the table": func() ([]carillon.JobReply, string, bool) { return cold.Page(list, "", jobs, jobs, nil) },
+		"read ahead":     func() ([]carillon.JobReply, string, bool) { return cold.Page(list, "", jobs, jobs, read) },
+	} {
+		found, last, more := page()
+		if len(found) != most || !more || last != fmt.Sprintf("job-%03d", most-1) {
+			t.Errorf("%s: %d jobs up to %s, %v; want %d", name, len(found), last, more, most)
+		}
+	}
+}
+
+// A job's JSON is longer than SpecBytes says, so that what is read for a page fills it; of a large job not by much.
+func TestSpecBytes(t *testing.T) {
+	f := newFeed(t)
+	for i, c := range []struct {
+		body  string
+		large bool
+	}{
+		{`{}`, false},
+		{`{"schedule":"@every 1h","topic":"a","owner":"o","zone":"UTC"}`, false},
+		{`{"schedule":"0 9 * * *","zone":"Europe/Paris","topic":"a.b.c.d"}`, false},
+		{`{"headers":{"a":"b"}}`, false},
+		{`{"headers":{"a":"","b":""},"labels":{"a":"","b":"","c":""}}`, false},
+		{`{` + heavy() + `}`, true},
+		{`{"payload":"` + strings.Repeat("x", 1000) + `",` + heavy() + `}`, true},
+		{`{"payload_text":"` + strings.Repeat("x", 100<<10) + `"}`, true},
+		{`{"payload_text":"` + strings.Repeat(`\u0001`, 100<<10) + `"}`, false},
+		{`{"payload_base64":"` + strings.Repeat("AAAA", 100<<10) + `"}`, false},
+	} {
+		id := fmt.Sprint(i)
+		f.put(id, c.body)
+		j, ok := f.m.Job(id, nil)
+		json, memory := SpecBytes(&j.Spec)
+		whole := len(j.AppendJSON(nil))
+		if !ok || json >= whole || c.large && json < whole-whole/50 {
+			t.Errorf("%.60s: %d bytes of JSON, want somewhat less than %d", c.body, json, whole)
+		}
+		if want := json + (len(j.Spec.Headers)+len(j.Spec.Labels))*(entryBytes-6); memory != want {
+			t.Errorf("%.60s: %d bytes of memory, want %d", c.body, memory, want)
+		}
+	}
+}
+
 // The partition waits while a page is read, so the payloads of jobs that the list does not take are not copied, in memory or read ahead. Nor
 // is more read ahead than fits on the page.
 func TestPageCopiesWhatItTakes(t *testing.T) {

@@ -87,6 +87,54 @@ func TestHaltedBeforeOthers(t *testing.T) {
 	<-applied
 }
 
+// Headers and labels count as well.
+func TestOutcomesWithHeadersAreBounded(t *testing.T) {
+	n := &Node{log: slog.New(slog.DiscardHandler)}
+	n.replies.init()
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}
+	p.follows.Store(true)
+	const header, commands = 16_000, 6000
+	for seq := range uint64(commands) {
+		n.replies.open.Add(1)
+		n.replies.await(seq+1, func(reply) {})
+		e := engine.Entry{Seq: seq + 1, Kind: engine.KindPause, Verb: string(carillon.VerbPause), Job: "j"}
+		if seq == 0 {
+			e.Kind, e.Verb, e.Body = engine.KindPut, string(carillon.VerbPut), fmt.Appendf(nil, `{"headers":{"H":"%0*d"}}`, header, 0)
+		}
+		n.apply(p, &e)
+	}
+	bytes := 0
+	for _, o := range n.replies.told {
+		bytes += len(o.r.job.Spec.Headers["H"])
+	}
+	if bytes < maxToldBytes*9/10 || bytes > maxToldBytes+header {
+		t.Errorf("outcomes with %d bytes of headers wait", bytes)
+	}
+	if n.replies.admits() == nil {
+		t.Error("one more is taken")
+	}
+}
+
+// A partition's part of a page of jobs with many headers ends where the page is full.
+func TestPageOfJobsWithHeaders(t *testing.T) {
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}
+	n := &Node{log: slog.New(slog.DiscardHandler), partitions: []*partition{p}}
+	n.replies.init()
+	p.follows.Store(true)
+	const header, jobs = 16_000, 200
+	for seq := range uint64(jobs) {
+		n.apply(p, &engine.Entry{
+			Seq: seq + 1, Kind: engine.KindPut, Verb: string(carillon.VerbPut), Job: fmt.Sprintf("job-%03d", seq),
+			Body: fmt.Appendf(nil, `{"headers":{"H":"%0*d"}}`, header, 0),
+		})
+	}
+	const most = carillon.MaxPageBytes/header + 1
+	found, last, more := n.page(p, &carillon.ListRequest{}, "", jobs)
+	if len(found) > most || len(found) < most*9/10 || !more || last != found[len(found)-1].ID {
+		t.Errorf("%d jobs up to %s, %v; want %d", len(found), last, more, most)
+	}
+}
+
 // The outcomes of commands have the payloads of their jobs, and those that wait to be passed on are bounded: beyond the bound commands are
 // carried out without them, and further ones are refused, until there is room again.
 func TestOutcomesAreBounded(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 )
 
 // Lists of jobs: a page is merged from the pages of all partitions.
@@ -40,7 +41,8 @@ func (n *Node) page(p *partition, list *carillon.ListRequest, after string, limi
 		p.mu.Unlock()
 		jobs = append(jobs, part...)
 		for i := range part {
-			size += len(part[i].Spec.Payload) // less than the job's JSON, so the merged page is full before this one ends
+			bytes, _ := engine.SpecBytes(&part[i].Spec)
+			size += bytes // less than the job's JSON, so the merged page is full before this one ends
 		}
 	}
 	return jobs, after, more

@@ -41,7 +41,8 @@ type reply struct {
 
 // size is about how many bytes it takes.
 func (r *reply) size() int {
-	return len(r.job.Spec.Payload) + answerBytes + len(r.jobs)*outcomeBytes
+	_, spec := engine.SpecBytes(&r.job.Spec)
+	return spec + answerBytes + len(r.jobs)*outcomeBytes
 }
 
 func refused(code carillon.Code, why string) reply {
@@ -105,6 +106,7 @@ func (e *earlyRing) clear() {
 type outcome struct {
 	done func(reply)
 	r    *reply
+	size int64 // r.size()
 }
 
 func (r *replies) init() {
@@ -192,7 +194,7 @@ func notTaken(err error) reply {
 	return unknown("the log did not take the command: " + err.Error())
 }
 
-// maxToldBytes is how many bytes of outcomes may wait to be passed on. A pause has a few bytes, and its outcome has the job's payload:
+// maxToldBytes is how many bytes of outcomes may wait to be passed on. A pause has a few bytes, and its outcome has the whole job:
 // when thousands of them were in progress, their outcomes took gigabytes, and nothing fired while they were copied. Beyond half of it,
 // further commands are refused. Those that are in the log already are carried out in any case, but beyond all of it without an answer.
 const maxToldBytes = 64 << 20
@@ -217,8 +219,9 @@ func (r *replies) tell(done func(reply), result *reply) {
 		}()
 		return
 	}
-	r.toldBytes.Add(int64(result.size()))
-	if r.told = append(r.told, outcome{done, result}); len(r.told) == 1 {
+	size := int64(result.size())
+	r.toldBytes.Add(size)
+	if r.told = append(r.told, outcome{done, result, size}); len(r.told) == 1 {
 		notify(r.wake)
 	}
 }
@@ -245,7 +248,7 @@ func (r *replies) run(ctx context.Context) {
 		r.mu.Unlock()
 		for i := range told {
 			told[i].done(*told[i].r)
-			r.toldBytes.Add(-int64(told[i].r.size()))
+			r.toldBytes.Add(-told[i].size)
 			r.open.Add(-1)
 			told[i] = outcome{}
 		}

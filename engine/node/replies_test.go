@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -108,6 +109,38 @@ func TestRepliesNobodyWaitsFor(t *testing.T) {
 			t.Fatalf("%+v", r)
 		}
 	}
+}
+
+// A job without a payload may be large, too.
+func TestRepliesWithHeadersNobodyWaitsFor(t *testing.T) {
+	a := newAnswers(t)
+	const outcomes = 20_000
+	a.open.Add(outcomes)
+	spec := carillon.Job{Headers: map[string]string{}, Labels: map[string]string{}}
+	for i := range carillon.MaxHeaders {
+		spec.Headers[fmt.Sprint(i)] = strings.Repeat("h", 500)
+		spec.Labels[fmt.Sprint(i)] = strings.Repeat("l", carillon.MaxLabelLength)
+	}
+	_, each := engine.SpecBytes(&spec)
+	for seq := range uint64(outcomes) {
+		a.applied(seq+1, &reply{job: carillon.JobReply{Spec: spec}})
+	}
+	kept := 0
+	for i := range a.early {
+		for _, e := range a.early[i].ring {
+			if e.r != nil {
+				kept += each
+			}
+		}
+	}
+	if each < carillon.MaxHeaders*(500+carillon.MaxLabelLength) || kept > 2*(earlyMost+each) || kept < earlyMost {
+		t.Errorf("%d MiB are kept, %d bytes each", kept>>20, each)
+	}
+	a.await(outcomes, a.done)
+	if r := <-a.told; len(r.job.Spec.Headers) != carillon.MaxHeaders {
+		t.Errorf("%+v", r)
+	}
+	natstest.Eventually(t, "nothing counts as waiting", func() bool { return a.toldBytes.Load() == 0 })
 }
 
 func TestRepliesAfterTheirAcks(t *testing.T) {
