@@ -20,7 +20,7 @@ type Log struct {
 	stream
 	acks  *acks
 	cfg   Config
-	known atomic.Uint64 // the newest sequence in an answer to a publish
+	known atomic.Uint64 // the newest sequence in an answer to a publish or to Info
 }
 
 // noteAcked wraps onAck so that known keeps up with the answers.
@@ -29,11 +29,28 @@ func (l *Log) noteAcked(onAck func(uint64, error)) func(uint64, error) {
 		return nil
 	}
 	return func(seq uint64, err error) {
-		for known := l.known.Load(); err == nil && seq > known && !l.known.CompareAndSwap(known, seq); known = l.known.Load() {
-			continue
+		if err == nil {
+			l.noteKnown(seq)
 		}
 		onAck(seq, err)
 	}
+}
+
+// noteKnown notes that the log has reached a sequence.
+func (l *Log) noteKnown(seq uint64) {
+	for known := l.known.Load(); seq > known && !l.known.CompareAndSwap(known, seq); known = l.known.Load() {
+		continue
+	}
+}
+
+// Info asks what the log holds. A reader whose consumer does not deliver all of it soon asks the stream itself: whoever does not append
+// must call Info now and then, or the reader cannot tell a consumer that is behind from a log that is idle.
+func (l *Log) Info(ctx context.Context) (Info, error) {
+	info, err := l.stream.Info(ctx)
+	if err == nil {
+		l.noteKnown(info.Last)
+	}
+	return info, err
 }
 
 // Partitions is the number of partitions that the log was made with.

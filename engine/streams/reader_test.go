@@ -963,8 +963,14 @@ func readInOrder(t *testing.T, log *Log) (come func(what string, last uint64), e
 	}
 }
 
-// If a live consumer does not deliver what the stream has acknowledged, the reader gets it from the stream, and makes the consumer anew.
+// If a live consumer does not deliver what the stream has acknowledged, the reader gets it from the stream, and makes the consumer anew;
+// also if another node appended it, and this one only hears where the log ends.
 func TestReadBesideLateConsumer(t *testing.T) {
+	t.Run("its own records", func(t *testing.T) { testReadBesideLateConsumer(t, false) })
+	t.Run("another node's records", func(t *testing.T) { testReadBesideLateConsumer(t, true) })
+}
+
+func testReadBesideLateConsumer(t *testing.T, others bool) {
 	h := newHost(t)
 	nc := h.connect()
 	var resets atomic.Uint64
@@ -974,8 +980,12 @@ func TestReadBesideLateConsumer(t *testing.T) {
 		}
 		resets.Add(1)
 	}})
+	writer := s.Log
+	if others {
+		writer = open(t, h.connect(), Config{Partitions: 1}).Log
+	}
 	come, end := readInOrder(t, s.Log)
-	appendLog(t, s.Log, 10)
+	appendLog(t, writer, 10)
 	come("records come", 10)
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -985,13 +995,83 @@ func TestReadBesideLateConsumer(t *testing.T) {
 		if _, err := js.PauseConsumer(t.Context(), "CARILLON_LOG", "engine", time.Now().Add(time.Hour)); err != nil { // it sends heartbeats
 			t.Fatal(err)
 		}
-		appendLog(t, s.Log, 2*scanFew)
+		appendLog(t, writer, 2*scanFew)
+		if _, err := s.Log.Info(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 		come("records come while the consumer sends none", n*(2*scanFew+10))
 		eventually(t, "there is another consumer", func() bool { return resets.Load() == n })
-		appendLog(t, s.Log, 10)
+		appendLog(t, writer, 10)
 		come("records come by that", n*(2*scanFew+10)+10)
 	}
 	end()
+}
+
+// A log whose last records are gone, and that is idle, is asked for them once: then its consumer does not count as late, until there is
+// another record.
+func TestReadBesideLostEnd(t *testing.T) {
+	s, nc, _ := fresh(t, Config{Partitions: 1})
+	appendLog(t, s.Log, 1)
+	const gone = 2*scanFew + 1
+	for range gone {
+		if _, err := s.Log.Publish(t.Context(), "carillon.log.0.goes", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := js.Stream(t.Context(), s.Log.name)
+	if err == nil {
+		err = log.Purge(t.Context(), jetstream.WithPurgeSubject("carillon.log.0.goes"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := 0
+	r := &reader{stream: &s.Log.stream, known: s.Log.known.Load, heartbeat: time.Minute, deliver: func(batch []Message) error {
+		reads += len(batch)
+		return nil
+	}}
+	r.at.Seq, r.lastSent = 1, 1
+	one, err := r.begin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.end()
+	one.running = true
+	look := func(what string, late bool) {
+		t.Helper()
+		if err := one.checkLate(); err != nil || one.late != late {
+			t.Fatalf("%s: %v; late: %t", what, err, one.late)
+		}
+	}
+	ask := func() {
+		t.Helper()
+		one.askStream(t.Context())
+		if err := one.takeAnswer(natstest.Receive(t, "the stream's answer", one.answers)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	look("the first look", false)
+	look("the log goes on", true)
+	for range gone/scanFew + 1 {
+		look("the stream has not said all", true)
+		ask()
+	}
+	one.since = one.since.Add(-lateMost - 1)
+	look("the stream has no more", false)
+	look("it still has no more", false)
+	appendLog(t, s.Log, 1)
+	look("a record was stored", false)
+	look("it has not come", true)
+	ask()
+	look("it came from the stream", true)
+	one.since = one.since.Add(-lateMost - 1)
+	if err := one.checkLate(); !errors.Is(err, errReset) || reads != 1 {
+		t.Errorf("the consumer did not send it: %v; %d were read", err, reads)
+	}
 }
 
 // A consumer that was heard and then is silent is given up after four heartbeats, and after two the stream is asked. One that was not
@@ -1019,7 +1099,7 @@ func TestSilentConsumer(t *testing.T) {
 }
 
 // A consumer is late if it has not sent by the next look what the stream had by the last one, and nothing waits to be read. One that stays
-// late for two seconds is given up.
+// late for two seconds is given up, unless it sends what the stream has not given.
 func TestLateConsumer(t *testing.T) {
 	s := &session{
 		reader: &reader{known: func() uint64 { return 10 }, lastSent: 9},
@@ -1053,6 +1133,16 @@ func TestLateConsumer(t *testing.T) {
 	s.since = s.since.Add(-lateMost - 1)
 	if err := s.checkLate(); !errors.Is(err, errReset) {
 		t.Errorf("late for more than two seconds: %v", err)
+	}
+
+	s.sent = 1
+	for s.lastSent = 2; s.lastSent < 9; s.lastSent++ { // what it sends is read at once
+		look("a long way to the end", true)
+		s.since = s.since.Add(-lateMost - 1)
+	}
+	s.at.Seq = 10
+	if err := s.checkLate(); !errors.Is(err, errReset) {
+		t.Errorf("it sends, and the stream is quicker, for more than two seconds: %v", err)
 	}
 }
 

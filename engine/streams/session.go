@@ -18,8 +18,9 @@ const (
 	// When JetStream did not make the consumer, for example because its servers have no leader, the next attempt is this soon.
 	createAgain = 250 * time.Millisecond
 	// Every lateLook the reader looks whether the consumer is late: it is if a record that was stored before the last look has
-	// not come by this one, although nothing else waits to be read. A consumer that stays late for lateMost is made anew, maybe on
-	// another server: while JetStream's servers have no leader, the log's leader gives no message by its sequence.
+	// not come by this one, although nothing else waits to be read, and the stream has not said that it is gone. A consumer that stays
+	// late for lateMost is made anew, maybe on another server: while JetStream's servers have no leader, the log's leader gives no
+	// message by its sequence. One that has a long way to the log's end is not, for as long as it sends and the stream is not quicker.
 	lateLook = 100 * time.Millisecond
 	lateMost = 2 * time.Second
 )
@@ -44,8 +45,10 @@ type session struct {
 	running bool      // the consumer was made, or has been heard
 	silent  int       // heartbeats since it was last heard
 	late    bool      // it has not delivered what the stream is known to have
-	since   time.Time // since when it has been late; not before it was made
+	since   time.Time // since when it has been late; not before it was made, nor before it last sent what the stream had not given
 	seen    uint64    // a sequence that the stream had at the latest look
+	sent    uint64    // what it had sent at the latest look
+	given   uint64    // the stream has given all that it still has up to here
 }
 
 // session runs one consumer until something is wrong. While the consumer is being made, is silent or is late, the reader asks the
@@ -175,12 +178,16 @@ func (s *session) checkSilent() error {
 
 // checkLate has the stream asked if the consumer is behind what the stream is known to have, and ends the session if it stays behind.
 func (s *session) checkLate() error {
-	was := s.late
-	s.late, s.seen = s.seen > s.lastSent && len(s.queue) == 0, s.known()
-	switch {
-	case s.late && !was:
-		s.since = time.Now()
+	was, moved := s.late, s.lastSent > s.sent
+	ahead := s.at.Seq > s.lastSent // the stream gave a message that the consumer has not sent
+	s.late = s.seen > s.lastSent && len(s.queue) == 0 && (ahead || s.seen > s.given)
+	s.seen, s.sent = s.known(), s.lastSent
+	if s.late && !was {
 		s.ask.Reset(askEvery)
+	}
+	switch {
+	case s.late && (!was || moved && !ahead):
+		s.since = time.Now()
 	case s.late && s.running && time.Since(s.since) > lateMost:
 		return fmt.Errorf("%w: the consumer is late", errReset)
 	}
@@ -193,14 +200,21 @@ func (s *session) askStream(ctx context.Context) {
 		return
 	}
 	s.asking = true
-	after := s.upTo()
-	s.requests.Go(func() { s.answers <- s.next(ctx, after, s.until) })
+	after, seen := s.upTo(), s.seen
+	s.requests.Go(func() {
+		a := s.next(ctx, after, s.until)
+		a.seen = seen
+		s.answers <- a
+	})
 }
 
 // takeAnswer delivers the stream's answer, and has the stream asked again for as long as the consumer does not work.
 func (s *session) takeAnswer(a answer) error {
 	s.asking = false
 	more, err := s.answered(a)
+	if a.err == nil && a.upTo >= a.info.Last {
+		s.given = a.seen
+	}
 	switch {
 	case err != nil:
 		return err
@@ -227,6 +241,7 @@ type answer struct {
 	info  Info
 	batch []Message // the next few messages
 	upTo  uint64    // all messages that the stream has up to here are in the batch
+	seen  uint64    // a sequence that the stream was known to have when it was asked
 }
 
 // next asks the stream for its next few messages behind a sequence, for at most askTimeout. The reader goes on meanwhile.
