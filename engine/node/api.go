@@ -31,6 +31,7 @@ type requests struct {
 	lists        chan struct{}       // holds a value for each list in progress
 	statuses     chan struct{}       // the same for statuses
 	queries      chan struct{}       // the same for gets and previews
+	lingering    bool                // nats-server may still send requests although none are taken any more (finishCommands)
 	crowded      sync.Map            // subscriptions, as keys, of which the library dropped requests that came faster than they were looked at
 }
 
@@ -203,10 +204,15 @@ func (n *Node) finishCommands(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
+	// A connection that breaks before the server has heard of the end subscribes once more when it is back, and the library forgets the
+	// subscriptions without telling the server.
+	connectsSoon(ctx, n.requestConn)
+	before := n.requestConn.Stats().Reconnects
 	_ = (*api).Stop() // fails only on a connection that is gone, and then no requests come
 	// After this the server delivers no more requests. Those that it delivered are in the client library, which calls handlers one after
 	// the other.
-	_ = n.requestConn.FlushWithContext(ctx)
+	err := n.requestConn.FlushWithContext(ctx)
+	n.requests.lingering = err != nil || n.requestConn.Stats().Reconnects != before
 	for quiet := 0; quiet < quietChecks; {
 		if quiet++; n.replies.expected() {
 			quiet = 0
@@ -223,6 +229,14 @@ func (n *Node) lastAnswers() {
 	defer cancel()
 	for n.requests.calls.Load() > 0 && sleep(ctx, time.Millisecond) {
 		continue
+	}
+}
+
+// endRequests closes the connection of requests if nats-server may still send this node its share of them, which would get no answer
+// for as long as the last checkpoints take.
+func (n *Node) endRequests() {
+	if n.requests.lingering {
+		n.disconnect(n.requestConn)
 	}
 }
 

@@ -3,10 +3,15 @@ package node
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
@@ -79,6 +84,62 @@ func TestLastAnswers(t *testing.T) {
 			t.Errorf("it waits for %s", time.Since(asked))
 		}
 	})
+}
+
+// A node that stops taking requests while their connection is broken gets no share of them when it is back: it waits for it a moment, and
+// closes it if it comes back only later.
+func TestStopWhileRequestsReconnect(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	for _, soon := range []bool{true, false} {
+		t.Run(fmt.Sprintf("it is back soon: %t", soon), func(t *testing.T) {
+			var closed closedTo
+			closed.to.Store("")
+			connect := func(o ...nats.Option) *nats.Conn {
+				nc, err := nats.Connect(ns.ClientURL(), append(o, nats.MaxReconnects(-1), nats.ReconnectWait(time.Millisecond))...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(nc.Close)
+				return nc
+			}
+			n, client := &Node{requestConn: connect(nats.SetCustomDialer(&closed))}, connect()
+			n.replies.init()
+			api, err := micro.AddService(n.requestConn, micro.Config{Name: "carillon", Version: "1.0.0"})
+			if err == nil {
+				err = api.AddEndpoint("get", micro.HandlerFunc(func(micro.Request) {}))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			n.api.Store(&api)
+			broken := n.requestConn.StatusChanged(nats.RECONNECTING)
+			if !soon {
+				closed.to.Store(strings.TrimPrefix(ns.ClientURL(), "nats://"))
+			}
+			if err := n.requestConn.ForceReconnect(); err != nil {
+				t.Fatal(err)
+			}
+			<-broken
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if !soon {
+				cancel() // the node's patience is over
+			}
+			n.finishCommands(ctx)
+			closed.to.Store("")
+			if n.requests.lingering == soon {
+				t.Errorf("the server may still send requests: %t", n.requests.lingering)
+			}
+			if !soon {
+				natstest.Eventually(t, "it is back", n.requestConn.IsConnected)
+				n.endRequests()
+			}
+			natstest.Eventually(t, "requests go to nobody", func() bool {
+				_, err := client.Request("get", nil, 100*time.Millisecond)
+				return errors.Is(err, nats.ErrNoResponders)
+			})
+		})
+	}
 }
 
 // All that ask while a question is under way share the next one, whose answer is of a time after they asked.

@@ -13,7 +13,7 @@ import (
 const (
 	// handOverTimeout bounds how long a stopping node waits for others to take over.
 	handOverTimeout = 10 * time.Second
-	// reconnectSoon is how long a hand-over waits for a broken connection to come back.
+	// reconnectSoon is how long a node that stops waits for a broken connection to come back.
 	reconnectSoon = time.Second
 	// viewLag is how much later than this node another one may hear who serves a partition, with the time that its requests take.
 	viewLag = 100 * time.Millisecond
@@ -31,7 +31,7 @@ func (n *Node) handOver(ctx context.Context) {
 	defer n.nc.RemoveStatusListener(broken)
 	n.membership.stopping.Store(true)
 	began := time.Now()
-	for n.serves() > 0 && n.hasSuccessor() && n.connectsSoon(ctx) && ctx.Err() == nil {
+	for n.serves() > 0 && n.hasSuccessor() && connectsSoon(ctx, n.nc) && ctx.Err() == nil {
 		select {
 		case <-n.membership.changed:
 		case <-broken:
@@ -63,17 +63,17 @@ func (n *Node) hasSuccessor() bool {
 	return false
 }
 
-// connectsSoon tells whether the node is connected, or is so again within reconnectSoon. A host that shuts down may stop its nats-server
+// connectsSoon tells whether a connection works, or does so again within reconnectSoon. A host that shuts down may stop its nats-server
 // together with this node, and connecting to another server takes milliseconds.
-func (n *Node) connectsSoon(ctx context.Context) bool {
+func connectsSoon(ctx context.Context, nc *nats.Conn) bool {
 	ctx, cancel := context.WithTimeout(ctx, reconnectSoon)
 	defer cancel()
-	for !n.nc.IsConnected() && !n.nc.IsClosed() {
+	for !nc.IsConnected() && !nc.IsClosed() {
 		if !sleep(ctx, 5*time.Millisecond) {
 			break
 		}
 	}
-	return n.nc.IsConnected()
+	return nc.IsConnected()
 }
 
 // awaitNoForwards waits until other nodes no longer forward to this node requests about the partitions that it handed over, and until those

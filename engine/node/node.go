@@ -175,6 +175,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	if err := context.Cause(ctx); parent.Err() == nil && err != nil {
 		return err
 	}
+	n.endRequests()
 	return n.checkpointAll(context.WithoutCancel(ctx))
 }
 
@@ -254,13 +255,9 @@ func (n *Node) close() error {
 	}
 	n.endedAt = n.nc.ConnectedUrl()
 	for _, nc := range []*nats.Conn{n.requestConn, n.nc} {
-		if nc == nil {
-			continue
+		if nc != nil {
+			n.disconnect(nc)
 		}
-		if n.server == nil && nc.IsConnected() {
-			_ = nc.FlushTimeout(leaveTimeout) // sends the last answers: closing would drop them (servers.dialer)
-		}
-		nc.Close()
 	}
 	if n.server != nil {
 		n.server.Shutdown()
@@ -279,6 +276,14 @@ func (n *Node) close() error {
 		}
 	}
 	return err
+}
+
+// disconnect closes a connection; again, it does nothing.
+func (n *Node) disconnect(nc *nats.Conn) {
+	if n.server == nil && nc.IsConnected() {
+		_ = nc.FlushTimeout(leaveTimeout) // sends the last answers: closing would drop them (servers.dialer)
+	}
+	nc.Close()
 }
 
 // readerResets logs that the reader starts over. While NATS is away, it is called several times a second.

@@ -109,18 +109,17 @@ func TestConnectsSoon(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	n := &Node{nc: nc}
 	broken := nc.StatusChanged(nats.RECONNECTING)
 	if err := nc.ForceReconnect(); err != nil {
 		t.Fatal(err)
 	}
 	<-broken
-	if !n.connectsSoon(t.Context()) {
+	if !connectsSoon(t.Context(), nc) {
 		t.Error("it is connected again, and that was not waited for")
 	}
 	ns.Shutdown()
 	<-broken
-	if n.connectsSoon(t.Context()) {
+	if connectsSoon(t.Context(), nc) {
 		t.Error("there is no server")
 	}
 }
