@@ -107,6 +107,8 @@ func (n *Node) awaitMembers(ctx context.Context) {
 // participate waits until everything in the log is applied, and begins to claim.
 func (n *Node) participate(ctx context.Context) error {
 	n.membership.reporting.Store(true)
+	n.freshness.last = time.Now()
+	n.work.Go(func() { n.pingLoop(ctx) }) // already now: the server may be cut off before the log's end has come
 	if err := n.awaitLogEnd(ctx); err != nil {
 		return err
 	}
@@ -114,8 +116,6 @@ func (n *Node) participate(ctx context.Context) error {
 	if n.membership.err != nil {
 		return n.membership.err
 	}
-	n.freshness.last = time.Now()
-	n.work.Go(func() { n.pingLoop(ctx) })
 	if err := n.subscribeCancels(); err != nil {
 		return fmt.Errorf("node: %w", err)
 	}

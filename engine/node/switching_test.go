@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/engine/servers"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
@@ -41,6 +43,43 @@ func TestSwitchIfCutOff(t *testing.T) {
 	if again := n.switchIfCutOff(left); again != left || nc.ConnectedUrl() != second {
 		t.Error("the other one was left at once")
 	}
+}
+
+// So it is while a node that starts waits for the log's end.
+func TestStartLeavesCutOffServer(t *testing.T) {
+	first := natstest.Start(t, &server.Options{JetStream: true}).ClientURL()
+	second := natstest.Start(t, &server.Options{}).ClientURL()
+	nc, err := nats.Connect(first+","+second, nats.DontRandomize())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{nc: nc, requestConn: nc, streams: s, log: slog.New(slog.DiscardHandler)}
+	n.clock.began = time.Now().Add(-time.Hour)
+	n.logAnswered(n.clock.running())
+	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan error, 1)
+	go func() { started <- n.participate(ctx) }()
+	natstest.Eventually(t, "the end is waited for", func() bool {
+		n.waiters.mu.Lock()
+		defer n.waiters.mu.Unlock()
+		return len(n.waiters.waiting) > 0
+	})
+	n.logHeard.Store(int64(n.clock.running() - 2*cutOffAfter))
+	natstest.Eventually(t, "the other server is taken", func() bool { return nc.IsConnected() && nc.ConnectedUrl() == second })
+	cancel()
+	if err := natstest.Receive(t, "the start ends", started); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	n.work.Wait()
 }
 
 // The connection of requests goes with the other one to another server, once each time: if that server does not take it, it stays where it
