@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,7 +15,10 @@ import (
 	"github.com/nats-io/nats.go/micro"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
+	"github.com/carillon-scheduler/carillon/snapshot/archive"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // If a node stops before it has caught up with the log, the reads that wait for that fail at once, and so do later ones: another node
@@ -178,4 +182,52 @@ func TestLogEndQueriesAreShared(t *testing.T) {
 			t.Errorf("a question without an answer: %v", err)
 		}
 	})
+}
+
+// A snapshot has what another node answered before it was asked for, even if the node that saves it had not read that by then.
+func TestSaveWaitsForTheLog(t *testing.T) {
+	n := replaying(t, Options{})
+	_, n.streams = openStreams(t)
+	n.clock.begin(true)
+	r := engine.Record{Subject: "carillon.log.0.put.job", Data: []byte(`{"schedule":"@yearly"}`)}
+	seq, err := n.streams.Log.Publish(t.Context(), r.Subject, nil, r.Data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "archive")
+	saved := make(chan error, 1)
+	go func() {
+		_, _, err := n.save(t.Context(), &carillon.SnapshotRequest{Dir: dir}, &save{})
+		saved <- err
+	}()
+	natstest.Eventually(t, "the save waits", func() bool {
+		select {
+		case err := <-saved:
+			t.Fatalf("it is over: %v", err)
+		default:
+		}
+		n.waiters.mu.Lock()
+		defer n.waiters.mu.Unlock()
+		return len(n.waiters.waiting) > 0
+	})
+	r.Seq, r.Time = seq, time.Now().UnixNano()
+	if err := n.local.Append([]wal.Record{{Seq: seq, Data: engine.AppendRecord(nil, &r)}}); err != nil {
+		t.Fatal(err)
+	}
+	e := n.layout.Decode(&r)
+	p := n.partitions[0]
+	p.mu.Lock()
+	err = p.replayRecord(&e)
+	p.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.applied.Store(seq)
+	n.waiters.advance(seq)
+	if err := <-saved; err != nil {
+		t.Fatal(err)
+	}
+	if s, err := OpenJobs(t.Context(), archive.OpenDir(nil, dir), ""); err != nil || s.Jobs != 1 {
+		t.Errorf("%+v, %v", s, err)
+	}
 }

@@ -196,7 +196,7 @@ func (s *save) reportProgress(c *call) {
 	}
 }
 
-// save takes a checkpoint of every partition and writes them as a snapshot.
+// save takes a checkpoint of every partition, with all that was answered before, and writes them as a snapshot.
 func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save) (saved *archive.Saved, where string, err error) {
 	target, release, err := n.archive(ctx, r)
 	if err != nil {
@@ -206,6 +206,9 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 	n.saveLock.RLock()
 	defer n.saveLock.RUnlock()
 	here := n.followed()
+	if err := n.readBarrier(here...); err != nil { // another node may have answered what this one has not read yet
+		return nil, "", err
+	}
 	if err := n.checkpointForSave(ctx); err != nil {
 		return nil, "", err
 	}
