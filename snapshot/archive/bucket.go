@@ -331,6 +331,9 @@ type bucketLock struct {
 	stop     chan struct{}
 	renewing sync.WaitGroup
 	late     bool // the latest renewal was not answered in time, and may be stored yet; only renew uses it until that has ended
+
+	mu   sync.Mutex
+	seen time.Time // when the server stored the newest of the lock's messages that the holder has seen
 }
 
 // takeOver fails if another lock is alive, and removes those that are not. If the other one is younger, as that of a caller who came later,
@@ -359,6 +362,12 @@ func (l *bucketLock) look(ctx context.Context) (younger bool, err error) {
 	own := slices.IndexFunc(locks, func(o Object) bool { return o.Name == l.name })
 	if own < 0 {
 		return false, l.lost()
+	}
+	l.mu.Lock()
+	err = l.see(locks[own].Time)
+	l.mu.Unlock()
+	if err != nil {
+		return false, err
 	}
 	for i, o := range locks {
 		if i == own {
@@ -407,13 +416,28 @@ func (l *bucketLock) renew() {
 	}
 }
 
-// Check returns ErrLocked if another has taken over.
+// Check returns ErrLocked if another has taken over, or may have: a renewal that is stored too late, after that, makes the lock exist again.
 func (l *bucketLock) Check(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock() // not before the answer: an older one must not come later
 	k, err := l.bucket.last(ctx, l.name)
-	if err == nil && !k.exists() {
+	switch {
+	case err != nil:
+		return err
+	case !k.exists():
 		return l.lost()
 	}
-	return err
+	return l.see(k.time)
+}
+
+// see notes when the server stored the newest of the lock's messages. It returns ErrLocked, also later on, if the lock was not alive all
+// the time since the one that the holder saw before. Another who takes the lock over goes by the same clock. The caller holds l.mu.
+func (l *bucketLock) see(stored time.Time) error {
+	if !l.seen.IsZero() && !stored.Equal(l.seen) && stored.Sub(l.seen).Abs() >= l.bucket.lockTTL {
+		return l.lost()
+	}
+	l.seen = stored
+	return nil
 }
 
 func (l *bucketLock) Release(ctx context.Context) error {

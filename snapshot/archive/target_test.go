@@ -420,6 +420,67 @@ func TestBucketLockIsTakenOver(t *testing.T) {
 	must(t, second.Release(ctx))
 }
 
+// A renewal that the server stores after another has taken over and gone does not give the lock back: that one may have removed blocks on
+// which the save relies.
+func TestLateRenewal(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	bucket := startBucket(t)
+	bucket.renewInterval = time.Hour
+	fixture(t, mem, bucket, 60)
+	list, err := List(ctx, bucket)
+	must(t, err)
+	must(t, bucket.Delete(ctx, manifestName(list[0].ID))) // as a prune that was interrupted leaves it: blocks without a snapshot
+	store, table, err := openTable(mem, "db")
+	must(t, err)
+	defer func() { must(t, store.Close()) }()
+	bucket.lockTTL = time.Nanosecond // the minute is over
+	other := NewBucket("snapshots", bucket.js, bucket.store)
+	other.lockTTL = bucket.lockTTL
+	renewed := false
+	_, err = Save(ctx, table, bucket, SaveOptions{Partitions: 2, sizes: smallSizes, Progress: func(p Progress) {
+		if p.Blocks < 3 || renewed {
+			return
+		}
+		renewed = true
+		locks, err := bucket.List(ctx, locksFolder)
+		must(t, err)
+		pruned, err := Prune(ctx, other, PruneOptions{})
+		must(t, err)
+		if len(locks) != 1 || pruned.Blocks == 0 {
+			t.Errorf("%d locks; pruned %+v", len(locks), pruned)
+		}
+		must(t, bucket.Put(ctx, locks[0].Name, []byte(locks[0].Name)))
+	}})
+	wantErr(t, err, ErrLocked)
+	if v, err := clean(bucket); err != nil || v.Snapshots != 0 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if left, err := bucket.List(ctx, locksFolder); err != nil || len(left) > 0 {
+		t.Errorf("left are %v, %v", left, err)
+	}
+}
+
+// A holder that finds its lock renewed too late has lost it for good, although it is renewed again. In time is also a renewal for which the
+// server's clock went back a little.
+func TestGapInRenewals(t *testing.T) {
+	ctx := t.Context()
+	bucket := startBucket(t)
+	at := func(d time.Duration) time.Time { return time.Unix(1_800_000_000, 0).Add(d) }
+	l := &bucketLock{bucket: bucket, name: locksFolder + "/l"}
+	for _, stored := range []time.Duration{0, 0, lockTTL - 1, 50 * time.Second, 100 * time.Second} {
+		must(t, l.see(at(stored)))
+	}
+	for _, stored := range []time.Duration{100*time.Second + lockTTL, 170 * time.Second, 100*time.Second - lockTTL} {
+		wantErr(t, l.see(at(stored)), ErrLocked)
+	}
+	must(t, bucket.Put(ctx, l.name, nil))
+	l.seen = time.Now().Add(-2 * lockTTL)
+	for range 2 {
+		wantErr(t, l.Check(ctx), ErrLocked)
+		must(t, bucket.Put(ctx, l.name, nil))
+	}
+}
+
 // lostLock is a target whose lock is taken over by another after so many checks.
 type lostLock struct {
 	Target
