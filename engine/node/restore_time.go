@@ -26,7 +26,8 @@ var ErrOutOfLog = errors.New("node: the time is out of reach")
 // its local log must go back to the snapshot (Options.KeepLog). id "" is the service's newest snapshot before the time. What had fired
 // by then does not fire again, except triggers that the log does not know to be stored: those of its last second, at most.
 //
-// The service may have been restored before. Then snapshots of the history that it left by that do not count as the service's.
+// The service may have been restored before. Then snapshots of the history that it left by that do not count as the service's, nor does
+// the one that it was made of if that restore changed anything.
 //
 // Errors: ErrOutOfLog, ErrDataInUse, engine.ErrDiverged if replay comes to another state than the log's digests say, those of Restore.
 func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at time.Time, log string, o RestoreOptions) (*Restored, error) {
@@ -99,7 +100,9 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 	if err != nil {
 		return nil, err
 	}
-	m, err := newestFitting(entries, store.Log(), prefix, id, data, at)
+	of := logOf{store.Log(), data, prefix, 0}
+	of.partitions, _ = SavedPartitions(data) // if it cannot be read, or is not there, the log will do
+	m, err := of.newestFitting(entries, id, at)
 	switch {
 	case m != nil || err != nil:
 		return m, err
@@ -109,9 +112,17 @@ func snapshotBefore(ctx context.Context, t archive.Target, id, data string, at t
 	return nil, fmt.Errorf("%w: %s has no snapshot from before %s of the service with the prefix %q", ErrOutOfLog, t, at.UTC().Format(carillon.TimeFormat), prefix)
 }
 
+// logOf is the log of a service.
+type logOf struct {
+	log        *wal.Log
+	data       string // the data directory that has it
+	prefix     string
+	partitions int // 0: not known
+}
+
 // newestFitting is the first of some snapshots, newest first, from which the log reaches the time. nil without an error: there is none of
 // this service from before the time, or none with this id.
-func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string, at time.Time) (*archive.Manifest, error) {
+func (l *logOf) newestFitting(entries []archive.Entry, id string, at time.Time) (*archive.Manifest, error) {
 	var unfit error // why the newest does not fit; an earlier one will do, with more of the log to replay
 	for _, e := range entries {
 		switch {
@@ -120,10 +131,10 @@ func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string,
 		case e.Err != nil:
 			unfit = cmp.Or(unfit, e.Err)
 			continue
-		case id == "" && e.Manifest.Prefix != prefix:
+		case id == "" && e.Manifest.Prefix != l.prefix:
 			continue
-		case e.Manifest.Prefix != prefix:
-			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, prefix)
+		case e.Manifest.Prefix != l.prefix:
+			return nil, fmt.Errorf("node: snapshot %s is of a service with the prefix %q, and the log of one with %q", id, e.Manifest.Prefix, l.prefix)
 		}
 		_, states, err := newRestored(e.Manifest)
 		if err != nil { // a newer version may have saved it
@@ -136,13 +147,13 @@ func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string,
 			}
 			continue
 		}
-		switch err := sameHistory(l, e.Manifest, states); {
+		switch err := l.sameHistory(e.Manifest, states); {
 		case err == nil:
 			return e.Manifest, nil
 		case !errors.Is(err, ErrOutOfLog):
 			return nil, err
 		default:
-			unfit = cmp.Or(unfit, fmt.Errorf("the log in %s: %w", data, err))
+			unfit = cmp.Or(unfit, fmt.Errorf("the log in %s: %w", l.data, err))
 		}
 	}
 	return nil, unfit
@@ -150,8 +161,13 @@ func newestFitting(entries []archive.Entry, l *wal.Log, prefix, id, data string,
 
 // sameHistory returns ErrOutOfLog if a log and a snapshot are of different histories, or the log ends before the snapshot. A restored
 // service begins a history of its own: it goes on above an earlier snapshot, and at sequences where the former service had claims it has
-// others. So up to the snapshot, the claim in force of each partition must be the same in the log and in the snapshot.
-func sameHistory(l *wal.Log, m *archive.Manifest, states []*engine.SavedState) error {
+// others. So up to the snapshot, the claim in force of each partition must be the same in the log and in the snapshot. And they must have
+// as many partitions.
+func (of *logOf) sameHistory(m *archive.Manifest, states []*engine.SavedState) error {
+	if of.partitions != 0 && of.partitions != len(states) {
+		return fmt.Errorf("%w: snapshot %s is of another history, with %d partitions (here %d)", ErrOutOfLog, m.ID, len(states), of.partitions)
+	}
+	l := of.log
 	from, to := l.Last(), uint64(0)
 	last := func(p int) uint64 { return max(m.Partitions[p].Position, states[p].Position) }
 	for p, s := range states {
@@ -198,7 +214,7 @@ func latestOf(states []*engine.SavedState) (latest int64) {
 func formatMilli(ms int64) string { return time.UnixMilli(ms).UTC().Format(carillon.TimeFormat) }
 
 // replayUntil applies the log of one data directory to the job table of another, up to a time, and prepares the table
-// for new streams. It returns the position of the last record, and how many jobs there are.
+// for new streams. It returns the position above which the new log begins, and how many jobs there are.
 func replayUntil(ctx context.Context, dir, log string, until int64, position uint64, ro RestoreOptions) (_ uint64, jobs int, err error) {
 	n, err := openStopped(Options{Data: dir, Logger: ro.Logger}.withDefaults(), log)
 	if err != nil {
@@ -214,6 +230,9 @@ func replayUntil(ctx context.Context, dir, log string, until int64, position uin
 	r := replayer{n: n, from: n.oldest(), position: position, until: until, progress: ro.Replayed, stored: make([]uint64, len(n.partitions))}
 	if err := r.run(ctx); err != nil {
 		return 0, 0, err
+	}
+	if ro.Missed != nil {
+		r.position = apartFrom(r.position)
 	}
 	for _, p := range n.partitions {
 		jobs += p.machine.Stats().Jobs

@@ -232,3 +232,129 @@ func TestRestoreOtherHistory(t *testing.T) {
 		t.Errorf("without its own it took %s", m.Manifest.ID)
 	}
 }
+
+// The log of a service that was restored with a change does not follow the snapshot that it was made of: what the restore changed would be
+// missing. Times since then are in reach from the service's own first snapshot on. Without a change, they are in reach at once. And
+// wherever the log begins, the service starts again on it, also over an external NATS and if an embedded server's stream is lost.
+func TestToTimeAfterChange(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.KeepLog = time.Hour
+	r := run(t, o)
+	c := client(t, r.NATS)
+	for i := range 20 {
+		put(t, c, carillon.Job{ID: fmt.Sprintf("old-%d", i), Schedule: "@yearly"})
+		put(t, c, carillon.Job{ID: fmt.Sprintf("drop-%d", i), Schedule: "@yearly"})
+	}
+	r.stop(t)
+	dir := filepath.Join(t.TempDir(), "archive")
+	if _, err := node.SaveStopped(t.Context(), node.Options{Data: o.Data}, archive.OpenDir(nil, dir), node.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	saved := apart(t)
+	r = run(t, o)
+	put(t, client(t, r.NATS), carillon.Job{ID: "after", Schedule: "@yearly"})
+	r.stop(t)
+	original := o.Data
+
+	skip := carillon.Skip
+	for name, change := range map[string]struct {
+		node.RestoreOptions
+		toTime   bool
+		external bool
+		refused  string
+	}{
+		"as it was":          {},
+		"as it was, to time": {toTime: true},
+		"more partitions":    {RestoreOptions: node.RestoreOptions{Partitions: 2 * partitions}, refused: "begins at sequence"},
+		"one partition":      {RestoreOptions: node.RestoreOptions{Partitions: 1}, external: true, refused: "begins at sequence"},
+		"some of the jobs":   {RestoreOptions: node.RestoreOptions{Only: carillon.Selection{Prefix: "old-"}}, refused: "begins at sequence"},
+		"some, externally":   {RestoreOptions: node.RestoreOptions{Only: carillon.Selection{Prefix: "old-"}}, external: true, refused: "begins at sequence"},
+		"missed":             {RestoreOptions: node.RestoreOptions{Missed: &skip}, refused: "begins at sequence"},
+		"missed, externally": {RestoreOptions: node.RestoreOptions{Missed: &skip}, external: true, refused: "begins at sequence"},
+		"missed, to time":    {RestoreOptions: node.RestoreOptions{Missed: &skip}, toTime: true, refused: "begins at sequence"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			own := filepath.Join(t.TempDir(), "archive") // for the snapshots of the one that is restored, beside the first
+			copyTree(t, dir, own)
+			target := archive.OpenDir(nil, own)
+			into := func() string { return filepath.Join(t.TempDir(), "new") }
+			data := into()
+			var err error
+			if change.toTime {
+				_, err = node.RestoreToTime(t.Context(), target, "", data, saved, original, change.RestoreOptions)
+			} else {
+				_, err = node.Restore(t.Context(), target, "", data, change.RestoreOptions)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := settings{Data: data}.options()
+			if change.external {
+				o.NATS = startExternal(t).url
+			}
+			o.KeepLog = time.Hour
+			r := run(t, o)
+			c := client(t, r.NATS)
+			for i := range 20 {
+				put(t, c, carillon.Job{ID: fmt.Sprintf("new-%d", i), Schedule: "@yearly"})
+			}
+			want, at := listJobs(t, c), apart(t)
+			put(t, c, carillon.Job{ID: "later", Schedule: "@yearly"})
+			all := listJobs(t, c)
+			r.stop(t)
+
+			reach := func(want map[string]string, at time.Time) {
+				t.Helper()
+				back := into()
+				if _, err := node.RestoreToTime(t.Context(), target, "", back, at, data, node.RestoreOptions{}); err != nil {
+					t.Error(err)
+					return
+				}
+				again := run(t, settings{Data: back}.options())
+				if d := cmp.Diff(want, listJobs(t, client(t, again.NATS))); d != "" {
+					t.Error(d)
+				}
+				again.stop(t)
+			}
+			outOfReach := func(log, says string) {
+				t.Helper()
+				_, err := node.RestoreToTime(t.Context(), target, "", into(), at, log, node.RestoreOptions{})
+				if !errors.Is(err, node.ErrOutOfLog) {
+					t.Errorf("it was restored: %v", err)
+					return
+				}
+				words(t, err, says)
+			}
+			switch {
+			case change.refused == "":
+				reach(want, at)
+			case change.Partitions > 0:
+				outOfReach(data, fmt.Sprintf("of another history, with %d partitions (here %d)", partitions, change.Partitions))
+				log := into() // whose number of partitions is not known
+				copyTree(t, filepath.Join(data, "log"), filepath.Join(log, "log"))
+				outOfReach(log, change.refused)
+			default:
+				outOfReach(data, change.refused)
+			}
+
+			if !change.external {
+				if err := os.RemoveAll(filepath.Join(data, "nats")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r = run(t, o)
+			c = client(t, r.NATS)
+			if d := cmp.Diff(all, listJobs(t, c)); d != "" {
+				t.Error(d)
+			}
+			save(t, c, own)
+			put(t, c, carillon.Job{ID: "last", Schedule: "@yearly"})
+			want, at = listJobs(t, c), apart(t)
+			put(t, c, carillon.Job{ID: "too-late", Schedule: "@yearly"})
+			r.stop(t)
+			reach(want, at)
+		})
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -58,7 +59,8 @@ type Restored struct {
 // Restore makes dir a data directory with the jobs of a snapshot; id "" is the newest. A node that is started on it
 // goes on with them on new streams: the log begins above the greatest position of the snapshot, and output numbers go on,
 // first with the outputs that were not known to be stored. If the number of partitions changes, or only some of the jobs are
-// restored, outputs are numbered from 1. Errors: those of archive.Restore; engine.ErrRules for a snapshot of a newer
+// restored, outputs are numbered from 1. If anything of the jobs changes, RestoreToTime does not take the snapshot for one of the new
+// service. Errors: those of archive.Restore; engine.ErrRules for a snapshot of a newer
 // version, engine.ErrCheckpoint.
 func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOptions) (*Restored, error) {
 	if o.Partitions < 0 || o.Partitions > MaxPartitions {
@@ -75,6 +77,10 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Accepts(engine.Rules()) }) { // no start could claim it
 		return nil, newerSnapshot(m)
 	}
+	repartitioned := o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{})
+	if repartitioned || o.Missed != nil {
+		r.Position = apartFrom(r.Position)
+	}
 	if o.Missed != nil {
 		for _, s := range states {
 			s.OverrideMisfire(*o.Missed)
@@ -85,7 +91,7 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 		return nil, err
 	}
 	done := &Restored{Manifest: m}
-	if o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{}) {
+	if repartitioned {
 		r.Partitions = cmp.Or(o.Partitions, r.Partitions)
 		repartition, err := engine.NewRepartition(states, r.Partitions, r.Position, o.Only)
 		if err != nil {
@@ -156,6 +162,14 @@ func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 	}
 	return r, states, nil
 }
+
+// apartFrom is the position of what was made of a snapshot at a position, if it has other jobs than that, or will decide otherwise about
+// their fires. Its log begins behind a gap, so that nobody takes it for the log that follows the snapshot (checkReach). The gap has no
+// fixed size: otherwise the snapshot's own service could have been saved right at its end, or another that was made of the same
+// snapshot.
+func apartFrom(position uint64) uint64 { return position + 1 + rand.Uint64N(maxApart) }
+
+const maxApart = 1 << 20
 
 func newerSnapshot(m *archive.Manifest) error {
 	rules := engine.Rules()
