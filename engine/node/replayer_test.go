@@ -91,3 +91,42 @@ func TestReplayToTimeTwice(t *testing.T) {
 		}
 	}
 }
+
+// What was put back at the log's end has an old time there, which does not mean that the clock was set back. What the log did not have
+// before is applied, and changes nothing behind the time.
+func TestReplayPutBack(t *testing.T) {
+	put := func(seq uint64, at int64) engine.Record {
+		return engine.Record{
+			Seq: seq, Time: at * 1e6, Subject: fmt.Sprintf("carillon.log.0.put.job-%d", seq), Data: []byte(`{"schedule":"@yearly"}`),
+		}
+	}
+	putBack := func(seq uint64, at int64, old engine.Record) engine.Record {
+		return engine.Record{Seq: seq, Time: at * 1e6, Subject: "carillon.log._.heal", Data: engine.EncodeHeal(&old)}
+	}
+	first, second := put(1, 1_000), put(3, 3_000)
+	for _, c := range []struct {
+		what     string
+		log      []engine.Record
+		position uint64
+		jobs     int
+	}{
+		{"behind the time", []engine.Record{first, second, put(4, 60_000), put(5, 90_000), putBack(6, 91_000, first), putBack(7, 91_000, second)}, 4, 3},
+		{"before it", []engine.Record{first, second, putBack(4, 3_500, first), put(5, 60_000), put(6, 90_000)}, 5, 3},
+		{"what was missing", []engine.Record{second, putBack(5, 5_000, put(4, 4_000)), put(6, 90_000)}, 4, 2},
+		{"at its old place", []engine.Record{first, putBack(2, 95_000, put(2, 2_000)), putBack(3, 95_000, second), put(4, 90_000)}, 3, 3},
+	} {
+		n := replaying(t, Options{})
+		var records []wal.Record
+		for _, r := range c.log {
+			records = append(records, wal.Record{Seq: r.Seq, Data: engine.AppendRecord(nil, &r)})
+		}
+		if err := n.local.Append(records); err != nil {
+			t.Fatal(err)
+		}
+		r := replayer{n: n, until: 60_000, stored: make([]uint64, 1)}
+		err := r.run(t.Context())
+		if jobs := n.partitions[0].machine.Stats().Jobs; err != nil || r.position != c.position || jobs != c.jobs {
+			t.Errorf("%s: up to %d, %d jobs, %v; want %d and %d", c.what, r.position, jobs, err, c.position, c.jobs)
+		}
+	}
+}

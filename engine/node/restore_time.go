@@ -188,7 +188,7 @@ func (of *logOf) sameHistory(m *archive.Manifest, states []*engine.SavedState) e
 		}
 		e := layout.Decode(&r)
 		if e.Kind == engine.KindClaim && stored.Seq <= last(e.Partition) && (e.Seq == states[e.Partition].Epoch || states[e.Partition].Accepts(e.Claim)) {
-			claims[e.Partition] = e.Seq
+			claims[e.Partition] = max(claims[e.Partition], e.Seq) // one that was put back (healHoles) may repeat an earlier one
 		}
 		return nil
 	})
@@ -283,6 +283,7 @@ type replayer struct {
 	until    int64 // unix ms
 	progress func(done, total uint64)
 
+	last     uint64   // greatest sequence that was read
 	position uint64   // of the last record up to that time
 	records  uint64   // since the last checkpoint
 	bytes    uint64   // of those
@@ -291,11 +292,19 @@ type replayer struct {
 }
 
 func (r *replayer) run(ctx context.Context) error {
+	r.last = r.from
 	_, err := r.n.replay(ctx, r.from, func(e *engine.Entry, size int) error {
-		if r.past = r.past || e.Time > r.until; r.past {
-			return r.readPast(e)
+		// A record that was put back at the log's end (healHoles) has the time of its old place, which says nothing of the log's clock. The
+		// machines ignore what they have.
+		putBack := e.Seq <= r.last
+		r.last = max(r.last, e.Seq)
+		switch r.past = r.past || !putBack && e.Time > r.until; {
+		case !r.past:
+			return r.apply(ctx, e, size)
+		case putBack:
+			return nil
 		}
-		return r.apply(ctx, e, size)
+		return r.readPast(e)
 	})
 	return err // replay reads to the log's end, because only later records show whether the log has the time twice
 }
@@ -306,11 +315,11 @@ func (r *replayer) apply(ctx context.Context, e *engine.Entry, size int) error {
 		return err
 	}
 	r.position = max(r.position, e.Seq)
-	n.applied.Store(e.Seq)
+	n.applied.Store(r.last)
 	r.records, r.bytes = r.records+1, r.bytes+uint64(size)
 	due := r.records >= n.o.CheckpointRecords || r.bytes >= n.o.CheckpointBytes
 	if r.progress != nil && (due || r.records%4096 == 0) {
-		r.progress(e.Seq-r.from, n.local.Last()-r.from)
+		r.progress(r.last-r.from, n.local.Last()-r.from)
 	}
 	if !due {
 		return nil

@@ -12,8 +12,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // apart returns a time, after everything so far and before everything that comes.
@@ -356,5 +358,78 @@ func TestToTimeAfterChange(t *testing.T) {
 			r.stop(t)
 			reach(want, at)
 		})
+	}
+}
+
+// Records that the log stream lost from its middle are put back at its end, a claim that is over among them. All times stay in reach, and
+// the snapshots before and after that are of the same history.
+func TestToTimeOverHealedHole(t *testing.T) {
+	t.Parallel()
+	target := archive.OpenDir(nil, filepath.Join(t.TempDir(), "archive"))
+	o := base(t)
+	o.KeepLog = time.Hour
+	r := run(t, o)
+	c := client(t, r.NATS)
+	put(t, c, carillon.Job{ID: "first", Schedule: "@yearly"})
+	before := save(t, c, target.String()).ID
+	put(t, c, carillon.Job{ID: "second", Schedule: "@yearly"})
+	second := time.Now()
+	eventually(t, "more time has passed than a clock goes back between leaders", func() bool { return time.Since(second) > 1200*time.Millisecond })
+	put(t, c, carillon.Job{ID: "third", Schedule: "@yearly"})
+	early, earlyJobs := apart(t), listJobs(t, c)
+	r.stop(t)
+	r = run(t, o) // claims all partitions once more
+	put(t, client(t, r.NATS), carillon.Job{ID: "fourth", Schedule: "@yearly"})
+	r.stop(t)
+
+	store := openStore(t, o.Data, "log")
+	log := store.Log()
+	var lost []engine.Record
+	err := log.Read(log.First(), func(w wal.Record) error {
+		r, err := engine.DecodeRecord(w.Seq, append([]byte(nil), w.Data...))
+		if claim := strings.HasSuffix(r.Subject, ".0.claim"); claim && len(lost) == 0 || strings.HasSuffix(r.Subject, ".second") {
+			lost = append(lost, r)
+		}
+		return err
+	})
+	if err != nil || len(lost) != 2 {
+		t.Fatal(lost, err)
+	}
+	for _, l := range lost {
+		healed := engine.Record{Seq: log.Last() + 1, Time: time.Now().UnixNano(), Subject: "carillon.log._.heal", Data: engine.EncodeHeal(&l)}
+		if err := log.Append([]wal.Record{{Seq: healed.Seq, Data: engine.AppendRecord(nil, &healed)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	after, err := node.SaveStopped(t.Context(), node.Options{Data: o.Data}, target, node.SaveOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r = run(t, o)
+	c = client(t, r.NATS)
+	put(t, c, carillon.Job{ID: "fifth", Schedule: "@yearly"})
+	late, lateJobs := apart(t), listJobs(t, c)
+	put(t, c, carillon.Job{ID: "sixth", Schedule: "@yearly"})
+	r.stop(t)
+
+	for _, at := range []struct {
+		time time.Time
+		jobs map[string]string
+		from string
+	}{{early, earlyJobs, before}, {late, lateJobs, after.Manifest.ID}} {
+		data := filepath.Join(t.TempDir(), "new")
+		m, err := node.RestoreToTime(t.Context(), target, "", data, at.time, o.Data, node.RestoreOptions{})
+		if err != nil || m.Manifest.ID != at.from {
+			t.Errorf("%+v, %v; want it from %s", m, err, at.from)
+			continue
+		}
+		again := run(t, settings{Data: data}.options())
+		if d := cmp.Diff(at.jobs, listJobs(t, client(t, again.NATS))); d != "" {
+			t.Error(d)
+		}
+		again.stop(t)
 	}
 }
