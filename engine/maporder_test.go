@@ -20,6 +20,7 @@ import (
 var sortedRanges = map[string]string{
 	"appendSpec":  "collects the names and sorts them",
 	"headerLines": "collects the names and sorts them",
+	"SpecBytes":   "adds lengths up",
 }
 
 // TestMapOrder checks the pure rooms for the one thing that makes two replicas differ and that imports do not
