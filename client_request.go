@@ -47,9 +47,13 @@ func afterRetry(verb Verb, retried bool, err error) error {
 	return refusedLater(AsError(err))
 }
 
+// didNothing ends the message of a service that did nothing in the try that it refused.
+const didNothing = "; nothing was done"
+
 // refusedLater is the error of a command that a later try was refused, for a reason that says nothing about the tries before it.
 func refusedLater(refusal *Error) error {
-	return &Error{Code: CodeUnavailable, Message: "no answer in time, and now " + refusal.Message + "; the outcome is unknown"}
+	why := strings.TrimSuffix(refusal.Message, didNothing)
+	return &Error{Code: CodeUnavailable, Message: "no answer in time, and now " + why + "; the outcome is unknown"}
 }
 
 type request struct {
@@ -62,8 +66,8 @@ type request struct {
 	tried   bool          // the same was sent before, and may have been applied
 }
 
-// ask sends a request, again and again until the answer is not CodeUnavailable, r.within is over, or the request must not be sent
-// again. A try was certainly not applied if nobody listened or the connection was down; after such a try the request may always be
+// ask sends a request, again and again until the answer is not CodeUnavailable (nor, after a try that may have been applied,
+// CodeLimitExceeded), r.within is over, or the request must not be sent again. A try was certainly not applied if nobody listened or the connection was down; after such a try the request may always be
 // sent again. uncertain tells whether a try before the one that was answered may have been applied; then no error says that nothing was
 // sent.
 func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"iter"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -294,7 +295,7 @@ type importing struct {
 	mu      sync.Mutex
 	done    func(i int, err error)
 	onReply func(b *importBatch, reply ImportReply, err error) // reports each request's outcome; its caller holds mu
-	taken   time.Time                                          // when the service last accepted any job
+	refused time.Time                                          // since when the service has accepted no job of those sent; zero: it has
 
 	claimed struct {
 		sync.Mutex
@@ -458,10 +459,14 @@ func (im *importing) settle(b *importBatch, reply ImportReply, err error) {
 func (im *importing) shouldRetry(some bool) bool {
 	im.mu.Lock()
 	defer im.mu.Unlock()
-	if some || im.taken.IsZero() {
-		im.taken = time.Now()
+	switch {
+	case some:
+		im.refused = time.Time{}
+		return im.ctx.Err() == nil
+	case im.refused.IsZero():
+		im.refused = time.Now()
 	}
-	return im.ctx.Err() == nil && time.Since(im.taken) < importPatience*im.timeout
+	return im.ctx.Err() == nil && time.Since(im.refused) < importPatience*im.timeout
 }
 
 // full returns the lines, from 0, that the service had no room for; all of them if the whole request was refused or its outcome is
@@ -500,7 +505,7 @@ func (b *importBatch) addLater(full map[int]bool) (added bool) {
 func (r *ImportReply) refusedLater() {
 	for i := range r.Failed {
 		if f := &r.Failed[i]; errors.Is(f.Error, noRoom) {
-			f.Error = &Error{Code: CodeUnavailable, Message: "an earlier try may have been applied, and now " + f.Error.Message + "; the outcome is unknown"}
+			f.Error = &Error{Code: CodeUnavailable, Message: "an earlier try may have been applied, and now " + strings.TrimSuffix(f.Error.Message, didNothing) + "; the outcome is unknown"}
 		}
 	}
 }

@@ -740,6 +740,37 @@ func TestClientImportWithoutService(t *testing.T) {
 	})
 }
 
+// A source that has nothing for long is not a service that accepts nothing.
+func TestClientImportOfASlowSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		nc := bubbleNATS(t)
+		for _, subject := range []string{"carillon.api.status", "carillon.api.put.*"} {
+			if _, err := nc.Subscribe(subject, func(m *nats.Msg) {
+				if err := m.Respond((&JobReply{ID: "j", Version: 1}).AppendJSON(nil)); err != nil {
+					t.Error(err)
+				}
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		jobs := func(yield func(ImportJob) bool) {
+			for _, job := range numbered(5) {
+				if job.Paused = false; !yield(job) {
+					return
+				}
+				time.Sleep((importPatience + 1) * DefaultTimeout)
+			}
+		}
+		if err := Connect(nc).Import(t.Context(), jobs, func(i int, err error) {
+			if err != nil {
+				t.Errorf("job %d: %v", i, err)
+			}
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Who gives up a restore before a service answers is told that he did.
 func TestClientRestoreGivenUp(t *testing.T) {
 	nc, _ := startNATS(t)

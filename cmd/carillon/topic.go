@@ -118,9 +118,14 @@ func newTopicListCommand(a *app) *cobra.Command {
 				return err
 			}
 			outdated := make(map[string]bool)
+			command := "carillon"
+			if prefix := client.Names().Prefix; prefix != carillon.DefaultNames().Prefix {
+				command += " --prefix " + prefix
+			}
 			for _, topic := range topics {
 				outdated[client.Names().TopicStream(topic)] = true
-				fmt.Fprintf(a.stderr, "carillon: the queue of %s lacks triggers; to take them in: carillon topic create '%[1]s'\n", excerpt([]byte(topic), carillon.MaxTopicLength))
+				shown := excerpt([]byte(topic), carillon.MaxTopicLength)
+				fmt.Fprintf(a.stderr, "carillon: the queue of %s lacks triggers; to take them in: %s topic create '%s'\n", shown, command, shown)
 			}
 			queues := []topicQueue{}
 			for _, i := range infos {
