@@ -573,7 +573,7 @@ func TestCountingHoldsUpNothing(t *testing.T) {
 	for i := range jobs {
 		job := carillon.Job{ID: fmt.Sprint("count-", i), Schedule: "* * * * * *", Misfire: carillon.Skip}
 		p := Pack(&job, nil, "")
-		since := f.now - 3*countTurns*countSteps*1000
+		since := f.now - 30*countTurns*countSteps*1000
 		p.State = &JobState{Accepted: since, From: since}
 		if err := f.apply(&Entry{Kind: KindImport, Pack: []PackedJob{p}}); err != nil {
 			t.Fatal(err)
@@ -595,6 +595,17 @@ func TestCountingHoldsUpNothing(t *testing.T) {
 			t.Errorf("the other fired %d times in %d seconds", made["v"], i)
 		}
 	}
+	short := carillon.Job{ID: "short", Schedule: "* * * * * *", Misfire: carillon.Skip}
+	p := Pack(&short, nil, "")
+	since := f.now - 3*countSteps*1000
+	p.State = &JobState{Accepted: since, From: since}
+	f.apply(&Entry{Kind: KindImport, Pack: []PackedJob{p}})
+	for range 2 {
+		f.tick(limit)
+	}
+	if made["short"] == 0 {
+		t.Error("a job with little to count waits behind others with much more")
+	}
 	_, j := f.m.jobs.find("count-0")
 	if m, err := Open(oneOfOne, 0, wholeOf(t, f.m)); err != nil || m.counting.Len() != f.m.counting.Len() || m.readyJobs != f.m.readyJobs {
 		t.Errorf("after a start %d jobs are being counted, %d were: %v", m.counting.Len(), f.m.counting.Len(), err)
@@ -610,5 +621,34 @@ func TestCountingHoldsUpNothing(t *testing.T) {
 	}
 	if made["count-0"] == 0 || made["count-1"] != 0 {
 		t.Errorf("of the first %d outputs came, of the one deleted %d", made["count-0"], made["count-1"])
+	}
+}
+
+// Jobs that are being counted stay in memory, so they are bounded as well, by number and by bytes.
+func TestCountingIsBounded(t *testing.T) {
+	const jobs, ready, long = 300, 10, 1000 * countTurns * countSteps * 1000
+	for name, c := range map[string]struct {
+		Bounds
+		payload, most int
+	}{
+		"number": {Bounds{Moves: 50, Ready: ready, ReadyBytes: 1 << 20, Sweep: 10}, 1, (countingShare+1)*ready + moveStep},
+		"bytes":  {Bounds{Moves: 50, Ready: 1000, ReadyBytes: 4 << 10, Sweep: 10}, 1000, moveStep + 8},
+	} {
+		f := newFeed(t)
+		f.m.SetBounds(c.Bounds)
+		f.tick(10)
+		f.now++ // so that they wait on the wheel
+		for i := range jobs {
+			f.put(fmt.Sprint("long-", i), `{"schedule":"* * * * * *","misfire":"skip","payload_text":"`+strings.Repeat("x", c.payload)+`"}`)
+		}
+		f.now += long
+		for range 2 * jobs {
+			if f.tick(32); f.m.counting.Len() > c.most {
+				t.Fatalf("%s: %d jobs are being counted", name, f.m.counting.Len())
+			}
+		}
+		if f.m.counting.Len() < moveStep {
+			t.Fatalf("%s: only %d jobs are being counted", name, f.m.counting.Len())
+		}
 	}
 }

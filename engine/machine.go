@@ -34,6 +34,10 @@ const (
 	markWithin = 500 // ms, the same: a replica that differs is found within a second, where something is due as often
 )
 
+// countingShare is how many times Bounds.Ready jobs of a priority may be counting. Beyond that, and beyond Bounds.ReadyBytes of them, no more
+// timers are taken off its wheel, for these jobs cannot leave memory either.
+const countingShare = 4
+
 // Bounds limit a tick's work beyond its outputs, and the memory of what is ready. All but Sweep are part
 // of the rules: all readers of a log must have the same, so changing them takes another Logic.
 type Bounds struct {
@@ -85,6 +89,8 @@ type Machine struct {
 	wheels         [priorities]*wheel.Wheel // by rank
 	ready          readyQueue
 	counting       readyQueue             // turns of jobs some of whose missed fires have been counted, and others not
+	countingJobs   [priorities]int        // how many these are, by rank
+	countingBytes  [priorities]int        // about how many bytes their specs have
 	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
 	readyBytes     [priorities]int        // about how many bytes the specs of these jobs have
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command

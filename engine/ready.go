@@ -67,7 +67,8 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 func (m *Machine) queue(slot uint32, j *job) {
 	j.place = inReady
 	if m.isCounting(j) {
-		m.counting.Insert(m.turnOf(slot, j))
+		m.countCounting(j, 1)
+		m.counting.Insert(m.countingTurn(slot, j))
 		return
 	}
 	m.countReady(j, 1)
@@ -77,11 +78,24 @@ func (m *Machine) queue(slot uint32, j *job) {
 // unqueue takes a job's turn out again.
 func (m *Machine) unqueue(slot uint32, j *job) {
 	if m.isCounting(j) {
-		m.counting.Delete(m.turnOf(slot, j))
+		m.countCounting(j, -1)
+		m.counting.Delete(m.countingTurn(slot, j))
 		return
 	}
 	m.countReady(j, -1)
 	m.ready.Delete(m.turnOf(slot, j))
+}
+
+// countingTurn is the turn of a job while its missed fires are being counted. Whoever is nearest to the present goes first, whatever the
+// priority: a job that has a billion fires to count must not hold up one that has a thousand.
+func (m *Machine) countingTurn(slot uint32, j *job) turn {
+	return turn{due: -j.next, order: m.jobs.texts.order(j.text), slot: slot, kind: turnJob}
+}
+
+// countCounting is countReady for a job whose missed fires are being counted.
+func (m *Machine) countCounting(j *job, n int) {
+	m.countingJobs[j.rank] += n
+	m.countingBytes[j.rank] += n * j.terms.specBytes()
 }
 
 // isCounting tells whether some of a job's missed fires have been counted, and others not.

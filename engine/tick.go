@@ -49,7 +49,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 			break
 		}
 	}
-	if m.ready.Len() == 0 && m.caughtUp() {
+	if m.ready.Len() == 0 {
 		m.countOn(m.left)
 	}
 	m.expire(m.to)
@@ -95,7 +95,7 @@ func (m *Machine) gather(at int64) (done bool) {
 func (m *Machine) gatherOf(rank int, at int64) (done bool) {
 	for {
 		move := min(m.move, moveStep)
-		if m.readyJobs[rank] >= m.bounds.Ready || m.readyBytes[rank] >= m.bounds.ReadyBytes {
+		if m.enough(rank) {
 			move = 0
 		}
 		m.ensureLoaded(rank, at, move)
@@ -105,6 +105,12 @@ func (m *Machine) gatherOf(rank int, at int64) (done bool) {
 			return done
 		}
 	}
+}
+
+// enough tells whether as much of a priority is ready, or counting, as its bounds allow.
+func (m *Machine) enough(rank int) bool {
+	return m.readyJobs[rank] >= m.bounds.Ready || m.readyBytes[rank] >= m.bounds.ReadyBytes ||
+		m.countingJobs[rank] >= countingShare*m.bounds.Ready || m.countingBytes[rank] >= m.bounds.ReadyBytes
 }
 
 // addDue notes a job whose timer expired.
@@ -183,8 +189,9 @@ func (m *Machine) countOn(n int) {
 		if !ok {
 			return
 		}
-		made := m.outbox.made
-		if m.takeTurn(t.slot, m.jobs.at(t.slot)); m.outbox.made > made {
+		made, j := m.outbox.made, m.jobs.at(t.slot)
+		m.countCounting(j, -1)
+		if m.takeTurn(t.slot, j); m.outbox.made > made {
 			m.left--
 		}
 	}

@@ -528,7 +528,7 @@ func (r *reference) tick(e *engine.Entry, t *engine.Tick) {
 		at = max(next, at+1)
 	}
 	if waits := slices.ContainsFunc(r.jobs, func(j *refJob) bool { return j.announced || j.ready && !j.counting() }); !waits &&
-		len(r.forced)+len(r.refused) == 0 && slices.Min(r.reached[:]) >= r.to {
+		len(r.forced)+len(r.refused) == 0 {
 		r.countOn(r.left)
 	}
 	r.expire(r.to)
@@ -574,11 +574,13 @@ func (r *reference) gather(at int64) (all bool) {
 	all = true
 	for rank := range r.reached {
 		var due []*refJob
-		ready, bytes := 0, 0
+		ready, bytes, counting, countingBytes := 0, 0, 0, 0
 		for _, j := range r.jobs {
 			switch {
 			case j.rank() != rank:
 			case j.counting():
+				counting++
+				countingBytes += j.size
 			case j.ready || j.announced:
 				ready++
 				bytes += j.size
@@ -588,9 +590,13 @@ func (r *reference) gather(at int64) (all bool) {
 		}
 		slices.SortFunc(due, func(a, b *refJob) int { return cmp.Or(cmp.Compare(a.next, b.next), cmp.Compare(a.armed, b.armed)) })
 		n := 0
-		for n < len(due) && r.moves > 0 && (n%moveStep > 0 || ready < r.bounds.Ready && bytes < r.bounds.ReadyBytes) {
+		for n < len(due) && r.moves > 0 && (n%moveStep > 0 || ready < r.bounds.Ready && bytes < r.bounds.ReadyBytes &&
+			counting < 4*r.bounds.Ready && countingBytes < r.bounds.ReadyBytes) {
 			due[n].ready = true
-			if !due[n].counting() {
+			if due[n].counting() {
+				counting++
+				countingBytes += due[n].size
+			} else {
 				bytes += due[n].size
 				ready++
 			}
@@ -698,12 +704,12 @@ const (
 // counting tells whether the job is ready, and some of its missed fires have been counted, but not all.
 func (j *refJob) counting() bool { return j.ready && j.counted > 0 }
 
-// countOn counts on, up to n turns, by priority, then due time, then order.
+// countOn counts on, up to n turns, beginning with the job that has the latest fire to count next, then by order.
 func (r *reference) countOn(n int) {
 	for ; n > 0 && r.left > 0; n-- {
 		var next *refJob
 		for _, j := range r.jobs {
-			if j.counting() && (next == nil || cmp.Or(cmp.Compare(j.rank(), next.rank()), cmp.Compare(j.next, next.next), cmp.Compare(j.order, next.order)) < 0) {
+			if j.counting() && (next == nil || cmp.Or(cmp.Compare(next.next, j.next), cmp.Compare(j.order, next.order)) < 0) {
 				next = j
 			}
 		}

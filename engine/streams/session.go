@@ -212,7 +212,7 @@ func (s *session) askStream(ctx context.Context) {
 func (s *session) takeAnswer(a answer) error {
 	s.asking = false
 	more, err := s.answered(a)
-	if a.err == nil && a.upTo >= a.info.Last {
+	if a.err == nil && a.upTo >= a.info.Last && a.info.Last >= a.seen { // else who answered knew less than is known here
 		s.given = a.seen
 	}
 	switch {
