@@ -22,7 +22,7 @@ const (
 	maxLead      = 50      // ms that a tick may run ahead of its record's own timestamp
 	misfireAfter = 1000    // ms without a tick after which a due fire counts as missed
 	maxLimit     = 1 << 16 // outputs of one tick
-	moveStep     = 32      // timers that are taken off a wheel between two looks at what is ready of its priority
+	moveStep     = 32      // timers that are taken off a wheel between two looks at how many bytes are ready of its priority
 	countSteps   = 512     // schedule steps of one turn that counts missed fires
 	countTurns   = 64      // such turns that one tick takes in any case; it takes more once nothing else is ready
 	maxRejected  = 256     // rejections that wait one by one; further ones collapse by code

@@ -91,11 +91,13 @@ func (m *Machine) gather(at int64) (done bool) {
 	return done
 }
 
-// gatherOf is gather for one priority. How large a job is shows only once it is off the wheel, so a few are moved at a time.
+// gatherOf is gather for one priority. How large a job is shows only once it is off the wheel, so a few are moved at a time. How many are
+// ready is looked at once: to move some thousands every few ticks costs less than a few hundred in each.
 func (m *Machine) gatherOf(rank int, at int64) (done bool) {
+	full := m.readyJobs[rank] >= m.bounds.Ready || m.countingJobs[rank] >= countingShare*m.bounds.Ready
 	for {
 		move := min(m.move, moveStep)
-		if m.enough(rank) {
+		if full || max(m.readyBytes[rank], m.countingBytes[rank]) >= m.bounds.ReadyBytes {
 			move = 0
 		}
 		m.ensureLoaded(rank, at, move)
@@ -105,12 +107,6 @@ func (m *Machine) gatherOf(rank int, at int64) (done bool) {
 			return done
 		}
 	}
-}
-
-// enough tells whether as much of a priority is ready, or counting, as its bounds allow.
-func (m *Machine) enough(rank int) bool {
-	return m.readyJobs[rank] >= m.bounds.Ready || m.readyBytes[rank] >= m.bounds.ReadyBytes ||
-		m.countingJobs[rank] >= countingShare*m.bounds.Ready || m.countingBytes[rank] >= m.bounds.ReadyBytes
 }
 
 // addDue notes a job whose timer expired.

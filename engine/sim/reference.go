@@ -590,8 +590,8 @@ func (r *reference) gather(at int64) (all bool) {
 		}
 		slices.SortFunc(due, func(a, b *refJob) int { return cmp.Or(cmp.Compare(a.next, b.next), cmp.Compare(a.armed, b.armed)) })
 		n := 0
-		for n < len(due) && r.moves > 0 && (n%moveStep > 0 || ready < r.bounds.Ready && bytes < r.bounds.ReadyBytes &&
-			counting < 4*r.bounds.Ready && countingBytes < r.bounds.ReadyBytes) {
+		few := ready < r.bounds.Ready && counting < 4*r.bounds.Ready
+		for n < len(due) && few && r.moves > 0 && (n%moveStep > 0 || bytes < r.bounds.ReadyBytes && countingBytes < r.bounds.ReadyBytes) {
 			due[n].ready = true
 			if due[n].counting() {
 				counting++
