@@ -44,16 +44,19 @@ func afterRetry(verb Verb, retried bool, err error) error {
 	if !retried || !conflict {
 		return err
 	}
-	return refusedLater(AsError(err))
+	return refusedLater(unanswered, AsError(err))
 }
 
 // didNothing ends the message of a service that did nothing in the try that it refused.
 const didNothing = "; nothing was done"
 
+// unanswered is what was before a try that was refused.
+const unanswered = "no answer in time"
+
 // refusedLater is the error of a command that a later try was refused, for a reason that says nothing about the tries before it.
-func refusedLater(refusal *Error) error {
+func refusedLater(before string, refusal *Error) *Error {
 	why := strings.TrimSuffix(refusal.Message, didNothing)
-	return &Error{Code: CodeUnavailable, Message: "no answer in time, and now " + why + "; the outcome is unknown"}
+	return &Error{Code: CodeUnavailable, Message: before + ", and now " + why + "; the outcome is unknown"}
 }
 
 type request struct {
@@ -67,9 +70,9 @@ type request struct {
 }
 
 // ask sends a request, again and again until the answer is not CodeUnavailable (nor, after a try that may have been applied,
-// CodeLimitExceeded), r.within is over, or the request must not be sent again. A try was certainly not applied if nobody listened or the connection was down; after such a try the request may always be
-// sent again. uncertain tells whether a try before the one that was answered may have been applied; then no error says that nothing was
-// sent.
+// CodeLimitExceeded), r.within is over, or the request must not be sent again. A try was certainly not applied if nobody listened or the
+// connection was down; after such a try the request may always be sent again. uncertain tells whether a try before the one that was
+// answered may have been applied; then no error says that nothing was sent.
 func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.within)
 	defer cancel()
@@ -98,7 +101,7 @@ func (c *Client) ask(ctx context.Context, r request) (reply []byte, uncertain bo
 			case refusal.Code == CodeUnavailable:
 				err = refusal
 			case refusal.Code == CodeLimitExceeded && uncertain && !r.query: // this try did nothing, one before it may have
-				err = refusedLater(refusal)
+				err = refusedLater(unanswered, refusal)
 			default:
 				return nil, uncertain, refusal
 			}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"iter"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -505,7 +504,7 @@ func (b *importBatch) addLater(full map[int]bool) (added bool) {
 func (r *ImportReply) refusedLater() {
 	for i := range r.Failed {
 		if f := &r.Failed[i]; errors.Is(f.Error, noRoom) {
-			f.Error = &Error{Code: CodeUnavailable, Message: "an earlier try may have been applied, and now " + strings.TrimSuffix(f.Error.Message, didNothing) + "; the outcome is unknown"}
+			f.Error = refusedLater("an earlier try may have been applied", f.Error)
 		}
 	}
 }

@@ -114,7 +114,7 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 	if stream, err = js.Stream(ctx, config.Name); err != nil {
 		return nil, err
 	}
-	have, ok := c.sourced(stream.CachedInfo().Config, topic)
+	have, ok := c.sourcesByPartition(stream.CachedInfo().Config, topic)
 	if !ok {
 		return nil, errField(CodeInvalidField, "topic", "the stream %s is there, but does not hold the triggers of %s", config.Name, topic)
 	}
@@ -143,8 +143,8 @@ func (c *Client) source(partition int, topic string) *jetstream.StreamSource {
 	}
 }
 
-// sourced returns the sources of a topic queue by partition. It returns false if a stream has none, or others.
-func (c *Client) sourced(s jetstream.StreamConfig, topic string) (map[int]*jetstream.StreamSource, bool) {
+// sourcesByPartition returns the sources of a topic queue by partition. It returns false if a stream has none, or others.
+func (c *Client) sourcesByPartition(s jetstream.StreamConfig, topic string) (map[int]*jetstream.StreamSource, bool) {
 	have := make(map[int]*jetstream.StreamSource)
 	for _, from := range s.Sources {
 		p, err := strconv.Atoi(from.Name[strings.LastIndexByte(from.Name, '_')+1:])
@@ -263,7 +263,7 @@ func (c *Client) OutdatedTopicQueues(ctx context.Context) (topics []string, err 
 	}
 	for _, info := range infos {
 		if topic, ok := c.topicOf(info.Config); ok {
-			have, _ := c.sourced(info.Config, topic)
+			have, _ := c.sourcesByPartition(info.Config, topic)
 			if change := outdated(have, info.Created, outputs); !change.empty() {
 				topics = append(topics, topic)
 			}
@@ -282,7 +282,7 @@ func (c *Client) topicOf(s jetstream.StreamConfig) (topic string, ok bool) {
 	if s.Name != c.names.TopicStream(topic) {
 		return "", false
 	}
-	_, ok = c.sourced(s, topic)
+	_, ok = c.sourcesByPartition(s, topic)
 	return topic, ok
 }
 

@@ -134,9 +134,9 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 // including those that wait for their RetryDelay; the others stay in the stream until one of these is answered.
 //
 // Errors: CodeInvalidTopic and CodeInvalidField for the options or a missing handler; CodeInvalidField when the name is in use with
-// another topic (with Partitions set, or where somebody changes the consumers later, when a trigger of that topic comes); CodeNotFound when the service has no streams;
-// context.DeadlineExceeded when the servers did not answer about a consumer for half a minute; nats.ErrPermissionViolation; the errors
-// of jetstream's CreateConsumer.
+// another topic (with Partitions set, or where somebody changes the consumers later, when a trigger of that topic comes); CodeNotFound when
+// the service has no streams; context.DeadlineExceeded when the servers did not answer about a consumer for half a minute;
+// nats.ErrPermissionViolation; the errors of jetstream's CreateConsumer.
 func (c *Client) Work(ctx context.Context, o WorkerOptions, handle Handler) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -442,18 +442,17 @@ func (w *worker) handle(ctx context.Context, h int, d delivery) {
 		return
 	}
 	_, permanent := errors.AsType[permanentError](err)
-	cutOff := ctx.Err() != nil && !permanent // by the worker's end, which is no failure
-	if permanent || !cutOff && w.MaxAttempts > 0 && t.Attempt >= w.MaxAttempts {
+	switch cutOff, last := ctx.Err() != nil, w.MaxAttempts > 0 && t.Attempt >= w.MaxAttempts; {
+	case permanent, last && !cutOff:
 		w.OnError(t, fmt.Errorf("%w, %w", err, ErrGivenUp))
 		w.refuse(h, d, t, termination(err))
-		return
-	}
-	w.OnError(t, err)
-	if cutOff {
+	case cutOff: // by the worker's end, which is no failure
+		w.OnError(t, err)
 		w.refuse(h, d, t, nak)
-		return
+	default:
+		w.OnError(t, err)
+		w.refuse(h, d, t, delayedNak(w.RetryDelay(t.Attempt, err)))
 	}
-	w.refuse(h, d, t, delayedNak(w.RetryDelay(t.Attempt, err)))
 }
 
 func (w *worker) trigger(d delivery) (*Trigger, error) {

@@ -130,13 +130,13 @@ func TestReadyIsBounded(t *testing.T) {
 	f.now += 2000
 	put := 0
 	for i := range 100 {
-		ready, waits := f.m.readyJobs[rankNormal], f.m.Stats().Timers
+		ready, waits := f.m.readyOf.jobs[rankNormal], f.m.Stats().Timers
 		f.tick(1)
 		put++
 		if moved := waits - f.m.Stats().Timers; (moved == 0) != (ready >= b.Ready) {
 			t.Fatalf("with %d ready jobs a tick moves %d", ready, moved)
 		}
-		if n := f.m.readyJobs[rankNormal]; n >= b.Ready+b.Moves || i > 10 && n < b.Ready-1 {
+		if n := f.m.readyOf.jobs[rankNormal]; n >= b.Ready+b.Moves || i > 10 && n < b.Ready-1 {
 			t.Fatalf("%d are ready after %d ticks", n, i+1)
 		}
 	}
@@ -159,8 +159,8 @@ func TestReadyIsBounded(t *testing.T) {
 			t.Fatalf("%d came, there were %d", put, jobs)
 		}
 	}
-	if s := f.m.Stats(); s.Timers+s.Ready != 0 || f.m.readyJobs != [priorities]int{} {
-		t.Errorf("%d timers, %d ready, by rank %v are left", s.Timers, s.Ready, f.m.readyJobs)
+	if s := f.m.Stats(); s.Timers+s.Ready != 0 || f.m.readyOf.jobs != [priorities]int{} {
+		t.Errorf("%d timers, %d ready, by rank %v are left", s.Timers, s.Ready, f.m.readyOf.jobs)
 	}
 }
 
@@ -198,27 +198,20 @@ func TestReadyIsWeighed(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if hot.digest != cold.digest || hot.readyJobs != cold.readyJobs || hot.readyBytes != cold.readyBytes {
-			t.Fatalf("jobs are ready as %v and %v, in bytes %v and %v", hot.readyJobs, cold.readyJobs, hot.readyBytes, cold.readyBytes)
+		if hot.digest != cold.digest || hot.readyOf != cold.readyOf {
+			t.Fatalf("jobs are ready as %v and %v", hot.readyOf, cold.readyOf)
 		}
 	}
 	for range 10 {
 		tick(0)
-		if n := cold.readyBytes[rankNormal]; n < most || n > most+moveStep*size || cold.readyJobs[rankLow] != jobs {
-			t.Fatalf("%d bytes of large jobs are ready, and %d small ones", n, cold.readyJobs[rankLow])
+		if n := cold.readyOf.bytes[rankNormal]; n < most || n > most+moveStep*size || cold.readyOf.jobs[rankLow] != jobs {
+			t.Fatalf("%d bytes of large jobs are ready, and %d small ones", n, cold.readyOf.jobs[rankLow])
 		}
 	}
 	s.m = cold
-	if err := s.checkpoint(1000); err != nil {
-		t.Fatal(err)
-	}
-	for _, opened := range []func(Layout, int, Table) (*Machine, error){Open, OpenCold} {
-		m, err := opened(oneOfOne, 0, s.table.View())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.readyBytes != cold.readyBytes {
-			t.Errorf("after a start it counts %v, and before %v", m.readyBytes, cold.readyBytes)
+	for _, m := range s.opened(t) {
+		if m.readyOf != cold.readyOf {
+			t.Errorf("after a start it counts %v, and before %v", m.readyOf, cold.readyOf)
 		}
 	}
 	deleted := &Entry{Kind: KindDelete, Verb: "delete", Job: "large-0", Time: f.now}
@@ -233,14 +226,14 @@ func TestReadyIsWeighed(t *testing.T) {
 			}
 		}
 	}
-	if hot.readyBytes[rankLow] < size/5*4 {
-		t.Errorf("of a large job that is low now %d bytes are ready", hot.readyBytes[rankLow])
+	if hot.readyOf.bytes[rankLow] < size/5*4 {
+		t.Errorf("of a large job that is low now %d bytes are ready", hot.readyOf.bytes[rankLow])
 	}
 	for range 1 + jobs*size/most {
 		tick(1 << 16)
 	}
-	if n := int(cold.Made()); n != 2*jobs-2 || cold.readyBytes != [priorities]int{} || cold.readyJobs != [priorities]int{} {
-		t.Errorf("%d came, and %v bytes are left", n, cold.readyBytes)
+	if n := int(cold.Made()); n != 2*jobs-2 || cold.readyOf != (tally{}) {
+		t.Errorf("%d came, and %v are left", n, cold.readyOf)
 	}
 	outputs, _ := cold.Outbox(0)
 	others, _ := hot.Outbox(0)
@@ -337,14 +330,7 @@ func TestForcedAreBounded(t *testing.T) {
 	if err := fire("job", ""); err != nil {
 		t.Errorf("one without a payload of its own: %v", err)
 	}
-	if err := s.checkpoint(1000); err != nil {
-		t.Fatal(err)
-	}
-	for what, opened := range map[string]func(Layout, int, Table) (*Machine, error){"all in memory": Open, "cold": OpenCold} {
-		m, err := opened(oneOfOne, 0, s.table.View())
-		if err != nil {
-			t.Fatal(err)
-		}
+	for what, m := range s.opened(t) {
 		f.m = m
 		full(what, fire("job", large), words)
 		f.now++
@@ -402,14 +388,7 @@ func TestForcedJobsAreWeighed(t *testing.T) {
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "job-2"})
 	full("a job is large again, and another is gone")
 	want := f.m.forcedSpecs
-	if err := s.checkpoint(1000); err != nil {
-		t.Fatal(err)
-	}
-	for _, opened := range []func(Layout, int, Table) (*Machine, error){Open, OpenCold} {
-		m, err := opened(oneOfOne, 0, s.table.View())
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, m := range s.opened(t) {
 		if m.forcedSpecs != want {
 			t.Errorf("after a start the jobs have %d bytes, and before %d", m.forcedSpecs, want)
 		}
@@ -607,8 +586,8 @@ func TestCountingHoldsUpNothing(t *testing.T) {
 		t.Error("a job with little to count waits behind others with much more")
 	}
 	_, j := f.m.jobs.find("count-0")
-	if m, err := Open(oneOfOne, 0, wholeOf(t, f.m)); err != nil || m.counting.Len() != f.m.counting.Len() || m.readyJobs != f.m.readyJobs {
-		t.Errorf("after a start %d jobs are being counted, %d were: %v", m.counting.Len(), f.m.counting.Len(), err)
+	if m := open(t, f.m, wholeOf(t, f.m)); m.counting.Len() != jobs || m.countingOf != f.m.countingOf || m.readyOf != f.m.readyOf {
+		t.Errorf("after a start %d jobs are being counted, as %v; %v before", m.counting.Len(), m.countingOf, f.m.countingOf)
 	}
 	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "count-1"})
 	if f.m.counting.Len() != jobs-1 {

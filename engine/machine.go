@@ -89,10 +89,8 @@ type Machine struct {
 	wheels         [priorities]*wheel.Wheel // by rank
 	ready          readyQueue
 	counting       readyQueue             // turns of jobs some of whose missed fires have been counted, and others not
-	countingJobs   [priorities]int        // how many these are, by rank
-	countingBytes  [priorities]int        // about how many bytes their specs have
-	readyJobs      [priorities]int        // how many turns in ready are of jobs, by rank
-	readyBytes     [priorities]int        // about how many bytes the specs of these jobs have
+	readyOf        tally                  // the turns in ready that are of jobs
+	countingOf     tally                  // those in counting
 	forced         map[uint64]*forcedFire // forced fires that wait, by the sequence of the command
 	largestBody    int                    // of the fires that were asked for since the process started; no output depends on it
 	forcedBytes    int                    // of the bodies in forced

@@ -67,22 +67,22 @@ func (m *Machine) turnOf(slot uint32, j *job) turn {
 func (m *Machine) queue(slot uint32, j *job) {
 	j.place = inReady
 	if m.isCounting(j) {
-		m.countCounting(j, 1)
+		m.countingOf.count(j, 1)
 		m.counting.Insert(m.countingTurn(slot, j))
 		return
 	}
-	m.countReady(j, 1)
+	m.readyOf.count(j, 1)
 	m.ready.Insert(m.turnOf(slot, j))
 }
 
 // unqueue takes a job's turn out again.
 func (m *Machine) unqueue(slot uint32, j *job) {
 	if m.isCounting(j) {
-		m.countCounting(j, -1)
+		m.countingOf.count(j, -1)
 		m.counting.Delete(m.countingTurn(slot, j))
 		return
 	}
-	m.countReady(j, -1)
+	m.readyOf.count(j, -1)
 	m.ready.Delete(m.turnOf(slot, j))
 }
 
@@ -92,19 +92,16 @@ func (m *Machine) countingTurn(slot uint32, j *job) turn {
 	return turn{due: -j.next, order: m.jobs.texts.order(j.text), slot: slot, kind: turnJob}
 }
 
-// countCounting is countReady for a job whose missed fires are being counted.
-func (m *Machine) countCounting(j *job, n int) {
-	m.countingJobs[j.rank] += n
-	m.countingBytes[j.rank] += n * j.terms.specBytes()
-}
-
 // isCounting tells whether some of a job's missed fires have been counted, and others not.
 func (m *Machine) isCounting(j *job) bool { return m.jobs.extra(j).counted > 0 }
 
-// countReady counts a job whose turn comes into the ready queue (1), or leaves it (-1).
-func (m *Machine) countReady(j *job, n int) {
-	m.readyJobs[j.rank] += n
-	m.readyBytes[j.rank] += n * j.terms.specBytes()
+// tally is how many jobs have their turns in a queue, by rank, and about how many bytes their specs have.
+type tally struct{ jobs, bytes [priorities]int }
+
+// count counts a job whose turn comes into the queue (1), or leaves it (-1).
+func (t *tally) count(j *job, n int) {
+	t.jobs[j.rank] += n
+	t.bytes[j.rank] += n * j.terms.specBytes()
 }
 
 // arm puts a scheduled job's next fire where it waits: into the ready queue if its time has come, else onto the wheel, or

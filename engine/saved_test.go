@@ -20,6 +20,23 @@ func (s *saved) checkpoint(n int) error {
 	return s.commit(c)
 }
 
+// opened takes a checkpoint, and returns the machines that go on from it: with all jobs in memory, and with as few as possible.
+func (s *saved) opened(t *testing.T) map[string]*Machine {
+	t.Helper()
+	if err := s.checkpoint(1000); err != nil {
+		t.Fatal(err)
+	}
+	opened := make(map[string]*Machine)
+	for what, open := range map[string]func(Layout, int, Table) (*Machine, error){"all in memory": Open, "cold": OpenCold} {
+		m, err := open(s.m.layout, s.m.partition, s.table.View())
+		if err != nil {
+			t.Fatal(err)
+		}
+		opened[what] = m
+	}
+	return opened
+}
+
 // evictAll takes a checkpoint, after which the machine reads the table as it is then, and what may leave memory has left it.
 func (s *saved) evictAll(t *testing.T) {
 	t.Helper()

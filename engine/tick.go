@@ -94,10 +94,10 @@ func (m *Machine) gather(at int64) (done bool) {
 // gatherOf is gather for one priority. How large a job is shows only once it is off the wheel, so a few are moved at a time. How many are
 // ready is looked at once: to move some thousands every few ticks costs less than a few hundred in each.
 func (m *Machine) gatherOf(rank int, at int64) (done bool) {
-	full := m.readyJobs[rank] >= m.bounds.Ready || m.countingJobs[rank] >= countingShare*m.bounds.Ready
+	full := m.readyOf.jobs[rank] >= m.bounds.Ready || m.countingOf.jobs[rank] >= countingShare*m.bounds.Ready
 	for {
 		move := min(m.move, moveStep)
-		if full || max(m.readyBytes[rank], m.countingBytes[rank]) >= m.bounds.ReadyBytes {
+		if full || max(m.readyOf.bytes[rank], m.countingOf.bytes[rank]) >= m.bounds.ReadyBytes {
 			move = 0
 		}
 		m.ensureLoaded(rank, at, move)
@@ -163,7 +163,7 @@ func (m *Machine) drain() {
 		switch t.kind {
 		case turnJob:
 			j := m.jobs.at(t.slot)
-			m.countReady(j, -1)
+			m.readyOf.count(j, -1)
 			m.takeTurn(t.slot, j)
 		case turnForced:
 			m.fireForced(t)
@@ -186,7 +186,7 @@ func (m *Machine) countOn(n int) {
 			return
 		}
 		made, j := m.outbox.made, m.jobs.at(t.slot)
-		m.countCounting(j, -1)
+		m.countingOf.count(j, -1)
 		if m.takeTurn(t.slot, j); m.outbox.made > made {
 			m.left--
 		}

@@ -174,6 +174,7 @@ func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToD
 		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
 			continue
 		}
+		taker, lost := n.lostJustNow(p)
 		switch serving := v.Serving(p.number); {
 		case all.Claimant(p.number, caughtUp) != n.o.Name && n.yields(p):
 		case slow.Now:
@@ -181,7 +182,7 @@ func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToD
 				upToDate = append(upToDate, p)
 			}
 		case slow.Self && serving != "":
-		case n.lostJustNow(p, func(taker string) bool { return slow.Self || !lives(taker) }):
+		case lost && (slow.Self || !lives(taker)):
 		case serving != "" && serving != n.o.Name:
 			upToDate = append(upToDate, p)
 		default:
@@ -200,11 +201,11 @@ func (n *Node) stalled(p *partition) bool {
 	return ok && n.clock.ms()-at > stalledFor.Milliseconds()
 }
 
-// lostJustNow tells whether this node learned less than claimAgain ago that another one, to which this applies, has taken a partition from it.
-func (n *Node) lostJustNow(p *partition, applies func(taker string) bool) bool {
+// lostJustNow tells whether this node learned less than claimAgain ago that another one has taken a partition from it, and which.
+func (n *Node) lostJustNow(p *partition) (taker string, lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return time.Since(p.takenAt) < claimAgain && applies(p.takenBy)
+	return p.takenBy, time.Since(p.takenAt) < claimAgain
 }
 
 // yields tells whether another node took a partition back, soon after this one had claimed it, less than yieldFor ago.

@@ -332,7 +332,7 @@ func TestDiskFullAtHeal(t *testing.T) {
 	}
 	notReady(t, "http://"+o.HTTP, "no space left on device")
 	starts := func() int { return len(lines(r.log, "the log stream lost its end; healing")) }
-	time.Sleep(1500 * time.Millisecond) // it looks once a second
+	time.Sleep(1500 * time.Millisecond) // nothing tells that it does not start; it looks whether to once a second
 	if running(); starts() != 1 {
 		t.Errorf("%d starts on a full disk", starts())
 	}

@@ -79,11 +79,7 @@ func TestUnanswered(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.Close)
+	s := streamsOn(t, nc)
 	open := &Node{server: server, streams: s}
 	opening, external := &Node{server: server}, &Node{o: Options{NATS: "nats://127.0.0.1:1"}, streams: s}
 	full := fmt.Errorf("%w: no room", errDisk)

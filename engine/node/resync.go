@@ -39,7 +39,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 	p.out.Unlock()
 	var contradicted time.Time // since when the stream has contradicted the log
 	for {
-		if before > 0 && !p.rest(ctx, before) {
+		if before > 0 && !sleepUnless(ctx, before, p.begun) {
 			return
 		}
 		err := n.resume(ctx, p)
@@ -76,19 +76,6 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		p.out.Unlock()
 		before = min(max(2*before, resumePauseMin), answerPauseMax)
 	}
-}
-
-// rest waits for d, or until this node begins to serve the partition. It returns false, at once, when ctx ends first.
-func (p *partition) rest(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-p.begun:
-	case <-t.C:
-	}
-	return true
 }
 
 var (

@@ -27,12 +27,18 @@ func openStreams(t *testing.T) (*nats.Conn, *streams.Streams) {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
+	return nc, streamsOn(t, nc)
+}
+
+// streamsOn makes the streams of one partition.
+func streamsOn(t *testing.T, nc *nats.Conn) *streams.Streams {
+	t.Helper()
 	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(s.Close)
-	return nc, s
+	return s
 }
 
 // Messages that an output stream drops for their age between two looks are not taken for outputs that are missing, which would

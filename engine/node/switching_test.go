@@ -15,7 +15,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/carillon-scheduler/carillon/engine/servers"
-	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
@@ -53,12 +52,8 @@ func TestStartLeavesCutOffServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer nc.Close()
-	s, err := streams.Open(t.Context(), nc, streams.Config{Partitions: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	t.Cleanup(nc.Close)
+	s := streamsOn(t, nc)
 	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
 		t.Fatal(err)
 	}
