@@ -53,7 +53,7 @@ type job struct {
 	rank   uint8 // 0 goes first
 	terms  terms
 
-	from  int64 // start of its plan, ms
+	from  int64 // start of its plan, ms; its text has times as distances from it
 	next  int64 // the earliest fire not yet decided, ms; of a completed job: when it completed
 	last  int64 // the latest fire decided, ms; 0: none
 	fires uint64
@@ -147,21 +147,23 @@ func (t *jobTable) idAt(slot uint32) []byte {
 	return t.id(t.at(slot))
 }
 
-func (t *jobTable) fixed(j *job) fixed { return t.texts.fixed(j.text) }
+func (t *jobTable) fixed(j *job) fixed { return t.texts.fixed(j.text, j.from) }
+
+// text returns id, fixed fields and spec; id and spec are valid until the job's texts change.
+func (t *jobTable) text(j *job) (id []byte, f fixed, s specParts) { return t.texts.get(j.text, j.from) }
 
 // id is valid until the job's texts change.
 func (t *jobTable) id(j *job) []byte { return t.texts.id(j.text) }
 
 // request is valid until the next call.
 func (t *jobTable) request(j *job) []byte {
-	r := t.texts.request(j.text)
-	t.requestBuffer = r.append(t.requestBuffer[:0])
+	t.requestBuffer = t.texts.appendRequest(t.requestBuffer[:0], j.text)
 	return t.requestBuffer
 }
 
 // spec is valid until the next call.
 func (t *jobTable) spec(j *job) []byte {
-	_, _, s := t.texts.get(j.text)
+	_, _, s := t.text(j)
 	t.specBuffer = s.append(t.specBuffer[:0])
 	return t.specBuffer
 }
@@ -180,15 +182,15 @@ func (t *jobTable) find(id string) (uint32, *job) {
 	return 0, nil
 }
 
-// add makes a new job, which has its texts and nothing else yet.
-func (t *jobTable) add(id string, f fixed, request string, spec []byte) (uint32, *job) {
-	slot, j := t.insert(addText(&t.texts, id, f, request, spec))
+// add makes a new job, which has its texts, the start of its plan, and nothing else yet.
+func (t *jobTable) add(id string, f fixed, from int64, request string, spec []byte) (uint32, *job) {
+	slot, j := t.insert(addText(&t.texts, id, f, from, request, spec), from)
 	t.byID.ReplaceOrInsert(slot)
 	return slot, j
 }
 
 // insert gives a slot to a job whose text is stored. The caller has yet to put it into sorted.
-func (t *jobTable) insert(text textRef) (uint32, *job) {
+func (t *jobTable) insert(text textRef, from int64) (uint32, *job) {
 	var slot uint32
 	if n := len(t.free); n > 0 {
 		slot = t.free[n-1]
@@ -201,7 +203,7 @@ func (t *jobTable) insert(text textRef) (uint32, *job) {
 		}
 	}
 	j := t.at(slot)
-	*j = job{text: text, entry: noEntry}
+	*j = job{text: text, from: from, entry: noEntry}
 	t.byHash.insert(hashOf(t.id(j)), slot)
 	return slot, j
 }
@@ -226,15 +228,15 @@ func (t *jobTable) clear(j *job) {
 	*j = job{text: j.text, entry: j.entry}
 }
 
-// write replaces a job's texts.
-func (t *jobTable) write(j *job, f fixed, request string, spec []byte) {
+// write replaces a job's texts, and the start of its plan.
+func (t *jobTable) write(j *job, f fixed, from int64, request string, spec []byte) {
 	before := j.text
 	id := t.id(j)
-	j.text = addText(&t.texts, id, f, request, spec)
+	j.text, j.from = addText(&t.texts, id, f, from, request, spec), from
 	t.texts.remove(before)
 }
 
-// applySpec sets the fields of a job that follow from its spec, which has so many bytes.
+// applySpec sets the other fields of a job that follow from its spec, which has so many bytes.
 func (t *jobTable) applySpec(j *job, want *carillon.Job, spec int, expr *schedule.Expr, plan schedule.Plan) {
 	j.rank, j.terms = rankOf(want.Priority), termsOf(want.Misfire, spec)
 	j.expr = t.exprs.acquire(keyOf(want), expr)
@@ -242,8 +244,7 @@ func (t *jobTable) applySpec(j *job, want *carillon.Job, spec int, expr *schedul
 		r := t.editExtra(j)
 		r.maxFires, r.expires = want.MaxFires, want.Expires.Milliseconds()
 	}
-	var end, offset int64
-	j.from, end, offset = plan.Fields()
+	_, end, offset := plan.Fields()
 	if end != schedule.Horizon || offset != 0 {
 		r := t.editExtra(j)
 		r.end, r.offset = end, offset

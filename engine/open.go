@@ -188,8 +188,9 @@ func (m *Machine) admit(r row, s []byte) (slot uint32, err error) {
 	}
 	offset := schedule.Offset(string(restored.id), want.Spread.Milliseconds())
 	plan := expr.Bind(restored.accepted, unixMilli(want.Start), unixMilli(want.End), offset)
-	slot, j := m.jobs.insert(addText(&m.jobs.texts, restored.id, restored.fixed, restored.request, s))
-	restored.text, restored.entry = j.text, j.entry
+	from, _, _ := plan.Fields()
+	slot, j := m.jobs.insert(addText(&m.jobs.texts, restored.id, restored.fixed, from, restored.request, s), from)
+	restored.text, restored.from, restored.entry = j.text, j.from, j.entry
 	*j = restored.job
 	if restored.extra != (extra{}) {
 		*m.jobs.editExtra(j) = restored.extra

@@ -263,7 +263,7 @@ func (m *Machine) emitForced(j *job, f *forcedFire) {
 
 // copied returns copies of what an output needs of its job, which may have changed by the time the output is published.
 func (m *Machine) copied(j *job) (id string, version uint64, s spec) {
-	from, f, rest := m.jobs.texts.get(j.text)
+	from, f, rest := m.jobs.text(j)
 	m.text = rest.append(append(m.text[:0], from...))
 	both := string(m.text)
 	return both[:len(from)], f.version, spec(both[len(from):])

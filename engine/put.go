@@ -67,7 +67,8 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		f.version = max(f.version, state.Version)
 	}
 	paused := e.paused() || j != nil && j.status == statusPaused
-	slot, j = m.write(e, slot, j, f, rankOf(want.Priority))
+	from, _, _ := plan.Fields()
+	slot, j = m.write(e, slot, j, f, from, rankOf(want.Priority))
 	if m.jobs.applySpec(j, &want, len(m.spec), expr, plan); len(m.forcedBy[slot]) > 0 {
 		m.forcedSpecs += j.terms.specBytes()
 	}
@@ -98,12 +99,12 @@ func (m *Machine) isRetry(e *Entry, j *job) bool {
 
 // write makes a job of the spec in m.spec if j is nil; else it gives j that spec, and takes its timer and its status away. Either way
 // the caller has yet to give the job a status.
-func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uint32, *job) {
+func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, from int64, rank uint8) (uint32, *job) {
 	if j == nil {
 		m.removeTombstone(e.Job)
 		m.created++
 		f.order = m.created
-		slot, j = m.jobs.add(e.Job, f, e.Request, m.spec)
+		slot, j = m.jobs.add(e.Job, f, from, e.Request, m.spec)
 		m.touchNew(slot)
 		return slot, j
 	}
@@ -115,7 +116,7 @@ func (m *Machine) write(e *Entry, slot uint32, j *job, f fixed, rank uint8) (uin
 		m.forcedSpecs -= j.terms.specBytes() // put adds those of the new spec
 	}
 	m.jobs.clear(j)
-	m.jobs.write(j, f, e.Request, m.spec)
+	m.jobs.write(j, f, from, e.Request, m.spec)
 	return slot, j
 }
 
@@ -160,9 +161,9 @@ func (m *Machine) checkVersion(id string, j *job, ifVersion *uint64) *carillon.E
 func (m *Machine) setRequest(slot uint32, j *job, request string) {
 	if string(m.jobs.request(j)) != request {
 		m.touch(slot)
-		_, f, s := m.jobs.texts.get(j.text)
+		_, f, s := m.jobs.text(j)
 		m.spec = s.append(m.spec[:0])
-		m.jobs.write(j, f, request, m.spec)
+		m.jobs.write(j, f, j.from, request, m.spec)
 	}
 }
 

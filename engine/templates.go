@@ -1,6 +1,9 @@
 package engine
 
 import (
+	"encoding/binary"
+	"strconv"
+
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/carillon-scheduler/carillon"
@@ -32,28 +35,32 @@ type template struct {
 // templateRef is a place among the templates; 0 is none.
 type templateRef uint32
 
-// textParts is a text in parts, in the order of the fields. A text without a template is all own.
-type textParts struct {
-	front  string
-	own    []byte // of a spec: the payload, with its length
-	middle string
-	start  []byte
-	back   string
+// specParts is a spec in parts, in the order of the fields. A spec without a template is all payload.
+type specParts struct {
+	front   string
+	payload []byte // with its length
+	middle  string
+	start   int64 // unix ms; of no meaning without a template
+	back    string
 }
 
-func (s *textParts) append(b []byte) []byte {
-	b = append(append(b, s.front...), s.own...)
-	return append(append(append(b, s.middle...), s.start...), s.back...)
+func (s *specParts) append(b []byte) []byte {
+	b = append(append(b, s.front...), s.payload...)
+	if s.front == "" {
+		return b
+	}
+	return append(binary.AppendVarint(append(b, s.middle...), s.start), s.back...)
 }
 
 // withoutPayload decodes a spec, except its payload, of which nothing is copied.
-func (s *textParts) withoutPayload() (carillon.Job, error) {
+func (s *specParts) withoutPayload() (carillon.Job, error) {
 	if s.front == "" {
-		j, err := decodeSpec(s.own)
+		j, err := decodeSpec(s.payload)
 		j.Payload = nil
 		return j, err
 	}
-	rest := textParts{s.front, []byte{0}, s.middle, s.start, s.back} // with an empty payload
+	rest := *s
+	rest.payload = []byte{0} // an empty one
 	return decodeSpec(rest.append(nil))
 }
 
@@ -62,19 +69,20 @@ func (x *templates) init() {
 	x.all = make([]template, 1)
 }
 
-// acquireSpec returns the template that a spec fits into, and the parts that are not in it; without a template (0), payload is the whole
-// spec.
-func (x *templates) acquireSpec(spec []byte) (ref templateRef, payload, start []byte) {
+// acquireSpec returns the template that a spec fits into, and the parts that are not in it, the payload with its length, the start in unix
+// ms; without a template (0), payload is the whole spec.
+func (x *templates) acquireSpec(spec []byte) (ref templateRef, payload []byte, start int64) {
 	at, ok := cutsOf(spec)
 	if !ok {
-		return 0, spec, nil
+		return 0, spec, 0
 	}
 	x.ends = append(append(append(x.ends[:0], spec[:at.payload]...), spec[at.middle:at.start]...), spec[at.back:]...)
 	middle := at.payload
 	if ref = x.acquire(middle, middle+at.start-at.middle); ref == 0 {
-		return 0, spec, nil
+		return 0, spec, 0
 	}
-	return ref, spec[at.payload:at.middle], spec[at.start:at.back]
+	start, _ = binary.Varint(spec[at.start:at.back])
+	return ref, spec[at.payload:at.middle], start
 }
 
 // templateAt is how often ends must come to get a template, a power of two.
@@ -157,11 +165,35 @@ func (x *templates) release(ref templateRef) {
 	x.free = append(x.free, ref)
 }
 
-// parts puts a text's own parts into its template.
-func (x *templates) parts(ref templateRef, own, start []byte) textParts {
+// parts puts the own parts of a spec into its template.
+func (x *templates) parts(ref templateRef, payload []byte, start int64) specParts {
 	f := &x.all[ref]
-	return textParts{front: f.ends[:f.middle], own: own, middle: f.ends[f.middle:f.back], start: start, back: f.ends[f.back:]}
+	return specParts{front: f.ends[:f.middle], payload: payload, middle: f.ends[f.middle:f.back], start: start, back: f.ends[f.back:]}
 }
+
+// countMost is the most digits of a count: with more, a number may not fit into 64 bits.
+const countMost = 12
+
+// parseCount reads a number as the Go client counts its commands: in base 36, in lower case and without zeros in front.
+func parseCount[T ~string | ~[]byte](digits T) (n uint64, ok bool) {
+	if len(digits) == 0 || len(digits) > countMost || digits[0] == '0' && len(digits) > 1 {
+		return 0, false
+	}
+	for i := range len(digits) {
+		switch c := digits[i]; {
+		case '0' <= c && c <= '9':
+			n = n*36 + uint64(c-'0')
+		case 'a' <= c && c <= 'z':
+			n = n*36 + uint64(c-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+// appendCount is the inverse of parseCount.
+func appendCount(b []byte, n uint64) []byte { return strconv.AppendUint(b, n, 36) }
 
 // cuts are where the parts of a spec begin.
 type cuts struct{ payload, middle, start, back int }
@@ -182,7 +214,8 @@ func cutsOf(spec []byte) (at cuts, ok bool) {
 		d.uvarint()
 	}
 	at.start = here()
-	d.uvarint()
+	start := d.varint()
 	at.back = here()
-	return at, d.err == nil
+	canonical := at.back-at.start == len(binary.AppendVarint(nil, start))
+	return at, d.err == nil && canonical
 }

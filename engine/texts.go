@@ -6,9 +6,9 @@ import (
 )
 
 // texts holds the variable-length data of jobs. The text of a job has its id, its fixed fields, the request of its last command
-// and its spec; what many of the latter two have in common is kept once (templates). Texts lie in pages without pointers, so
-// that the garbage collector has as little to do with a million jobs as with none. A text costs no more than its length and,
-// on average, half a unit.
+// and its spec; what many of the latter two have in common is kept once (templates), and times as distances from the start of the job's
+// plan, which lies in its entry (job.from). Texts lie in pages without pointers, so that the garbage collector has as little to do
+// with a million jobs as with none. A text costs no more than its length and, on average, half a unit.
 //
 // Freed cells are used again for texts of their own size only: the sizes of jobs seldom change much over time,
 // and so nothing has to be moved.
@@ -50,20 +50,21 @@ type fixed struct {
 // fixedMax is the most that fixed.append adds, in bytes.
 const fixedMax = 4*binary.MaxVarintLen64 + binary.MaxVarintLen16
 
-func (f *fixed) append(b []byte) []byte {
+// append adds the fields to b, with times as distances from from.
+func (f *fixed) append(b []byte, from int64) []byte {
 	b = binary.AppendUvarint(b, f.order)
 	b = binary.AppendUvarint(b, f.version)
-	b = binary.AppendVarint(b, f.accepted)
+	b = binary.AppendVarint(b, f.accepted-from)
 	b = binary.AppendUvarint(b, f.put)
 	return binary.AppendUvarint(b, uint64(f.index))
 }
 
 // cutFixed takes the fixed fields off the front of b.
-func cutFixed(b []byte) (f fixed, rest []byte) {
+func cutFixed(b []byte, from int64) (f fixed, rest []byte) {
 	f.order, b = cutUvarint(b)
 	f.version, b = cutUvarint(b)
-	accepted, b := cutUvarint(b)
-	f.accepted = int64(accepted>>1) ^ -int64(accepted&1) // zigzag, as in binary.Varint
+	f.accepted, b = cutVarint(b)
+	f.accepted += from
 	f.put, b = cutUvarint(b)
 	index, b := cutUvarint(b)
 	f.index = uint16(index)
@@ -78,33 +79,50 @@ func cutUvarint(b []byte) (v uint64, rest []byte) {
 	return v, b[n:]
 }
 
+func cutVarint(b []byte) (v int64, rest []byte) {
+	u, rest := cutUvarint(b)
+	return int64(u>>1) ^ -int64(u&1), rest // zigzag, as in binary.Varint
+}
+
 // addText stores a text: the id and the fixed fields, then request and spec, each as the number of its template and what is not in
-// the template.
-func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, request B, spec []byte) textRef {
-	client, count := acquireRequest(&t.clients, request)
+// the template. That number is shifted by one bit, which says of a request whether the rest is a count, and of a spec whether there is a
+// start.
+func addText[A, B ~string | ~[]byte](t *texts, id A, f fixed, from int64, request B, spec []byte) textRef {
+	client, rest := acquireRequest(&t.clients, request)
+	count, counted := parseCount(rest)
 	tmpl, payload, start := t.specs.acquireSpec(spec)
-	var buffer [fixedMax + 2*binary.MaxVarintLen32]byte
-	head := f.append(buffer[:0])
-	head = binary.AppendUvarint(head, uint64(client))
-	n := len(head)
-	head = binary.AppendUvarint(head, uint64(tmpl))
-	size := textSize(len(id)) + len(head) + textSize(len(count)) + len(payload) + len(start)
-	if tmpl == 0 {
-		size += textSize(len(spec)) - len(spec)
-	}
-	t.largest = max(t.largest, size+len(request)-len(count)+len(spec)-len(payload)-len(start))
-	ref, b := t.alloc(size)
-	b = appendString(b[:0], id)
-	b = append(b, head[:n]...)
-	b = appendString(b, count)
-	b = append(b, head[n:]...)
-	if tmpl == 0 {
-		appendString(b, spec)
+
+	var buffer [fixedMax + 4*binary.MaxVarintLen64]byte
+	head := f.append(buffer[:0], from)
+	head = appendTemplate(head, client, counted)
+	if counted {
+		head, rest = binary.AppendUvarint(head, count), rest[:0]
 	} else {
-		own := b[len(b):size]
-		copy(own[copy(own, payload):], start)
+		head = binary.AppendUvarint(head, uint64(len(rest)))
 	}
+	n := len(head) // the rest of the request stands here
+	head = appendTemplate(head, tmpl, start != 0)
+	switch {
+	case tmpl == 0:
+		head = binary.AppendUvarint(head, uint64(len(spec)))
+	case start != 0:
+		head = binary.AppendVarint(head, start-from)
+	}
+	size := textSize(len(id)) + len(head) + len(rest) + len(payload)
+	t.largest = max(t.largest, size+len(request)+len(spec)-len(payload))
+	ref, b := t.alloc(size)
+	b = append(appendString(b[:0], id), head[:n]...)
+	b = append(append(b, rest...), head[n:]...)
+	copy(b[len(b):size], payload)
 	return ref
+}
+
+func appendTemplate(b []byte, ref templateRef, flag bool) []byte {
+	n := uint64(ref) << 1
+	if flag {
+		n |= 1
+	}
+	return binary.AppendUvarint(b, n)
 }
 
 // textSize is how many bytes appendString adds for n bytes.
@@ -176,27 +194,33 @@ func (t *texts) remove(ref textRef) {
 func (t *texts) measure(ref textRef) (size int, client, tmpl templateRef) {
 	b := t.at(ref)
 	_, rest := cutText(b)
-	_, rest = cutFixed(rest)
-	client, _, rest = cutRequest(rest)
-	tmpl, _, _, rest = cutSpec(rest)
+	_, rest = cutFixed(rest, 0)
+	client, rest = skipRequest(rest)
+	tmpl, _, _, rest = cutSpec(rest, 0)
 	return len(b) - len(rest), client, tmpl
 }
 
 // get returns id, fixed fields and spec of a text. Id and spec are not copied: they may be read until the text is removed.
-func (t *texts) get(ref textRef) (id []byte, f fixed, s textParts) {
+func (t *texts) get(ref textRef, from int64) (id []byte, f fixed, s specParts) {
 	id, b := cutText(t.at(ref))
-	f, b = cutFixed(b)
-	_, _, b = cutRequest(b)
-	tmpl, own, start, _ := cutSpec(b)
-	return id, f, t.specs.parts(tmpl, own, start)
+	f, b = cutFixed(b, from)
+	_, b = skipRequest(b)
+	tmpl, payload, start, _ := cutSpec(b, from)
+	return id, f, t.specs.parts(tmpl, payload, start)
 }
 
-// request returns the request alone.
-func (t *texts) request(ref textRef) textParts {
-	_, b := cutText(t.at(ref))
-	_, b = cutFixed(b)
-	client, own, _ := cutRequest(b)
-	return t.clients.parts(client, own, nil)
+// appendRequest adds the request to b.
+func (t *texts) appendRequest(b []byte, ref textRef) []byte {
+	_, rest := cutText(t.at(ref))
+	_, rest = cutFixed(rest, 0)
+	client, counted, rest := cutTemplate(rest)
+	b = append(b, t.clients.all[client].ends...)
+	if counted {
+		count, _ := cutUvarint(rest)
+		return appendCount(b, count)
+	}
+	own, _ := cutText(rest)
+	return append(b, own...)
 }
 
 // id returns the id alone.
@@ -206,9 +230,9 @@ func (t *texts) id(ref textRef) []byte {
 }
 
 // fixed returns the fixed fields alone.
-func (t *texts) fixed(ref textRef) fixed {
+func (t *texts) fixed(ref textRef, from int64) fixed {
 	_, b := cutText(t.at(ref))
-	f, _ := cutFixed(b)
+	f, _ := cutFixed(b, from)
 	return f
 }
 
@@ -236,22 +260,35 @@ func cutText(b []byte) (part, rest []byte) {
 	return b[size:end:end], b[end:]
 }
 
-func cutRequest(b []byte) (client templateRef, own, rest []byte) {
-	n, b := cutUvarint(b)
-	own, rest = cutText(b)
-	return templateRef(n), own, rest
+// cutTemplate takes off what appendTemplate added.
+func cutTemplate(b []byte) (ref templateRef, flag bool, rest []byte) {
+	n, rest := cutUvarint(b)
+	return templateRef(n >> 1), n&1 != 0, rest
 }
 
-// cutSpec takes a spec off the front of b. With a template, own is the payload with its length, and start the job's start; without
-// one (template 0), own is the whole spec.
-func cutSpec(b []byte) (tmpl templateRef, own, start, rest []byte) {
-	n, b := cutUvarint(b)
-	own, rest = cutText(b)
-	if n == 0 {
-		return 0, own, nil, rest
+// skipRequest takes a request off the front of b.
+func skipRequest(b []byte) (client templateRef, rest []byte) {
+	client, counted, rest := cutTemplate(b)
+	if counted {
+		_, rest = cutUvarint(rest)
+	} else {
+		_, rest = cutText(rest)
 	}
-	own = b[: len(b)-len(rest) : len(b)-len(rest)]
-	b = rest
-	_, rest = cutUvarint(b)
-	return templateRef(n), own, b[: len(b)-len(rest) : len(b)-len(rest)], rest
+	return client, rest
+}
+
+// cutSpec takes a spec off the front of b. With a template, payload has its length in front; without one (template 0), it is the whole
+// spec.
+func cutSpec(b []byte, from int64) (tmpl templateRef, payload []byte, start int64, rest []byte) {
+	tmpl, started, b := cutTemplate(b)
+	if started {
+		start, b = cutVarint(b)
+		start += from
+	}
+	payload, rest = cutText(b)
+	if tmpl != 0 {
+		end := len(b) - len(rest)
+		payload = b[:end:end]
+	}
+	return tmpl, payload, start, rest
 }

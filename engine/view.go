@@ -41,7 +41,7 @@ type viewed struct {
 const viewedLeast = 4 << 10
 
 func (m *Machine) view(j *job) carillon.JobReply {
-	id, f, s := m.jobs.texts.get(j.text)
+	id, f, s := m.jobs.text(j)
 	last := &m.viewed
 	shared := last.payload != nil && last.put == f.put && last.index == f.index
 	var want carillon.Job
@@ -87,7 +87,7 @@ func (m *Machine) takes(f *carillon.ListRequest, j *job) bool {
 	if f.Topic == "" && f.Owner == "" && f.Label == "" {
 		return true
 	}
-	id, _, s := m.jobs.texts.get(j.text)
+	id, _, s := m.jobs.text(j)
 	want, err := s.withoutPayload()
 	if err != nil {
 		panic(err) // as in view
