@@ -98,9 +98,9 @@ func checkRequest(id string, most int) error {
 	}
 }
 
-// checkPut refuses what the machine would refuse, too, and new jobs while there is no room on disk. It refuses three more things, which
+// checkPut refuses what the machine would refuse, too, and new jobs while there is no room on disk. It refuses four more things, which
 // machines accept because existing logs have them: a header that workers could not read, a start or end that means "no bound", and,
-// if the job has no state yet (isNew), a schedule without a time that is still to come.
+// if the job has no state yet (isNew), an @at that is no RFC 3339, and a schedule without a time that is still to come.
 func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 	for name := range job.Headers {
 		if strings.EqualFold(name, "Status") {
@@ -120,6 +120,9 @@ func (n *Node) checkPut(job *carillon.Job, isNew bool) error {
 		return err
 	}
 	if isNew {
+		if err := expr.CheckTime(job.Schedule); err != nil {
+			return err
+		}
 		if err := expr.CheckAhead(n.clock.ms()); err != nil {
 			return err
 		}

@@ -801,6 +801,36 @@ func TestPreview(t *testing.T) {
 	}
 }
 
+// An @at that is not RFC 3339 to the millisecond is refused to those who ask. A state is not: it puts back a job that was taken.
+func TestLooseTime(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	c := client(t, r.NATS)
+	job := carillon.Job{ID: "a", Schedule: "@at 2036-12-01T09:00:00+24:00"}
+	refusal := &carillon.Error{Code: carillon.CodeInvalidSchedule, Field: "schedule"}
+	if _, err := c.Preview(t.Context(), carillon.PreviewRequest{Schedule: job.Schedule}); !errors.Is(err, refusal) {
+		t.Errorf("preview: %v", err)
+	}
+	if _, err := c.Put(t.Context(), job); !errors.Is(err, refusal) {
+		t.Errorf("put: %v", err)
+	}
+	imported := func(state *carillon.JobState) (failed error) {
+		t.Helper()
+		err := c.Import(t.Context(), slices.Values([]carillon.ImportJob{{Job: job, State: state}}), func(_ int, err error) { failed = err })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return failed
+	}
+	if err := imported(nil); !errors.Is(err, refusal) {
+		t.Errorf("import: %v", err)
+	}
+	accepted := time.Date(2026, 11, 1, 0, 0, 0, 0, time.UTC)
+	if err := imported(&carillon.JobState{Accepted: accepted, From: accepted}); err != nil {
+		t.Errorf("import of a state: %v", err)
+	}
+}
+
 // A local time that a zone's clocks skip nowadays matches no more. Its schedule is refused like one that never matched.
 func TestMatchesNoMore(t *testing.T) {
 	t.Parallel()

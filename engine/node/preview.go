@@ -24,6 +24,9 @@ func (n *Node) apiPreview(c *call) error {
 	if err != nil {
 		return err
 	}
+	if err := expr.CheckTime(p.Schedule); err != nil {
+		return err
+	}
 	now := n.clock.ms()
 	if err := expr.CheckAhead(now); err != nil {
 		return err

@@ -275,6 +275,39 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// What time.Parse takes beyond RFC 3339 is read, because logs may hold it, and refused to those who ask.
+func TestCheckTime(t *testing.T) {
+	for text, says := range map[string]string{
+		"@at 2026-12-01T9:00:00Z":                   "not an RFC 3339",
+		"@at 2026-12-01T9:00:00.25Z":                "not an RFC 3339",
+		"@at 2026-12-01T09:00:00,250Z":              "not an RFC 3339",
+		"@at 2026-12-01T09:00:00,25Z":               "not an RFC 3339",
+		"@at 2026-12-01T09:00:00,0000Z":             "not an RFC 3339",
+		"@at 2026-12-01T09:00:00+24:00":             "not an RFC 3339",
+		"@at 2026-12-01T09:00:00.250-00:60":         "not an RFC 3339",
+		"@at 2026-12-01T09:00:00.2500000001Z":       "finer",
+		"@at 2026-12-01T09:00:00.0000000000000001Z": "finer",
+		"@at 2026-12-01T09:00:00Z":                  "",
+		"  @at\t2026-12-01T09:00:00.2Z ":            "",
+		"@at 2026-12-01T09:00:00.250000000000000Z":  "",
+		"@at 2026-12-01T09:00:00.250-23:59":         "",
+		"@at 1970-01-01T00:00:00Z":                  "",
+		"@in 1s":                                    "",
+		"@every 1s":                                 "",
+		"0 9 * * *":                                 "",
+		"":                                          "",
+	} {
+		err := mustParse(t, text, "", carillon.GapShift, carillon.FoldFirst).CheckTime(text)
+		if says == "" && err == nil {
+			continue
+		}
+		var refusal *carillon.Error
+		if !errors.As(err, &refusal) || refusal.Code != carillon.CodeInvalidSchedule || says == "" || !strings.Contains(refusal.Message, says) {
+			t.Errorf("%q: %v; want %q", text, err, says)
+		}
+	}
+}
+
 func TestAtInEvery(t *testing.T) {
 	const accepted = 1_000_000
 	for _, c := range []struct {

@@ -160,7 +160,36 @@ func (e *Expr) CheckAhead(now int64) error {
 	return nil
 }
 
-// parseTime reads RFC 3339 to the millisecond.
+// CheckTime refuses an @at whose time is not RFC 3339 to the millisecond. Parse takes all that time.Parse takes, because logs may hold
+// it: hours of one digit, a comma for the point, an offset of a day, and digits of a second beyond the nine that are read. The
+// expression is that of the text.
+func (e *Expr) CheckTime(text string) error {
+	if e.kind != At {
+		return nil
+	}
+	word := split(text)[1]
+	rest := word[len("2006-01-02T15:04:05"):]
+	offset := strings.TrimLeft(rest, ".0123456789")
+	fraction := rest[:len(rest)-len(offset)]
+	switch {
+	case word[len("2006-01-02T15")] != ':',
+		offset != "Z" && (len(offset) != len("+00:00") || offset[3] != ':' || offset[1:3] > "23" || offset[4:] > "59"):
+		return noTime(word)
+	case len(fraction) > len(".250") && strings.Trim(fraction[len(".250"):], "0") != "":
+		return tooFine(word)
+	}
+	return nil
+}
+
+func noTime(word string) *carillon.Error {
+	return invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z, with its offset, Z or such as +01:00", quote(word))
+}
+
+func tooFine(word string) *carillon.Error {
+	return invalid("%s is finer than a millisecond", quote(word))
+}
+
+// parseTime reads RFC 3339 to the millisecond, and what time.Parse takes beyond it (CheckTime).
 func parseTime(words []string) (int64, *carillon.Error) {
 	if len(words) != 1 {
 		return 0, invalid("@at takes one time, in one word, such as @at 2026-12-01T09:00:00.250Z")
@@ -169,10 +198,10 @@ func parseTime(words []string) (int64, *carillon.Error) {
 	// may be stricter there, and would then read something else in an old log.
 	t, err := time.Parse(time.RFC3339, words[0])
 	if err != nil {
-		return 0, invalid("%s is not an RFC 3339 time such as 2026-12-01T09:00:00.250Z, with its offset, Z or such as +01:00", quote(words[0]))
+		return 0, noTime(words[0])
 	}
 	if t.Nanosecond()%int(time.Millisecond) != 0 {
-		return 0, invalid("%s is finer than a millisecond", quote(words[0]))
+		return 0, tooFine(words[0])
 	}
 	ms := t.UnixMilli()
 	if ms < 0 || ms >= Horizon {
