@@ -12,7 +12,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
@@ -155,11 +154,16 @@ func (n *Node) connect(o *Options) (err error) {
 	// An account may have a lower max_payload than the server. The server only says so after its answer to the first ping, so another
 	// ping is sent. If that is not answered, a later step will fail.
 	_ = n.nc.FlushTimeout(replyTimeout)
-	if least := int64(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10); n.nc.MaxPayload() < least {
-		return fmt.Errorf("%w: max_payload of nats-server is %d bytes, must be %d", errSmall, n.nc.MaxPayload(), least)
+	if n.nc.MaxPayload() < leastMaxPayload {
+		return fmt.Errorf("%w: max_payload of nats-server is %d bytes, must be %d", errSmall, n.nc.MaxPayload(), leastMaxPayload)
 	}
 	return nil
 }
+
+// leastMaxPayload has room for all of the engine's messages. The largest is an answer with one job: 683 KiB of payload in base64, 32 KiB
+// of headers if each of their characters is escaped, 16 KiB of such labels, and 2 KiB of all else. Without room for it no list that
+// comes to that job could be answered.
+const leastMaxPayload = 768 << 10
 
 // requestsPurpose is the end of the name of the connection of requests.
 const requestsPurpose = " requests"

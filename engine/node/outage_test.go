@@ -255,25 +255,43 @@ func TestMaxPayload(t *testing.T) {
 	start := func(most int32) string {
 		return natstest.Start(t, &server.Options{JetStream: true, MaxPayload: most}).ClientURL()
 	}
-	least := int32(carillon.MaxPayload + carillon.MaxHeaderBytes + 8<<10)
+	const least = 768 << 10
 	o := base(t)
 	o.NATS = start(least - 1)
 	words(t, refused(t, o), "max_payload of nats-server", fmt.Sprint(least-1), fmt.Sprint(least))
 
-	// With exactly the least value, the largest possible trigger comes through.
+	// With exactly the least value, the largest possible job comes through, in triggers and in answers.
 	o.NATS = start(least)
 	r := run(t, o)
 	nc := dial(t, r.NATS)
 	c := carillon.Connect(nc)
+	escaped := func(n int) string { return strings.Repeat(`"`, n) }
 	job := carillon.Job{
-		ID: "largest", Schedule: "@in 1ms", Payload: bytes.Repeat([]byte("x"), carillon.MaxPayload), Form: carillon.PayloadText,
-		Headers: map[string]string{"H": strings.Repeat("h", carillon.MaxHeaderBytes-1)},
+		ID: strings.Repeat("j", carillon.MaxJobIDLength), Schedule: "@in" + strings.Repeat("\t", carillon.MaxScheduleText-len("@in1ms")) + "1ms",
+		Payload: bytes.Repeat([]byte{0xff}, carillon.MaxPayload), Form: carillon.PayloadBase64,
+		Headers: map[string]string{"H": escaped(carillon.MaxHeaderBytes - 1)},
+		Topic:   escaped(carillon.MaxTopicLength), Owner: escaped(carillon.MaxOwnerLength), Labels: map[string]string{},
+	}
+	for i := range carillon.MaxLabels {
+		job.Labels[fmt.Sprintf("%02d%s", i, escaped(carillon.MaxLabelLength-2))] = escaped(carillon.MaxLabelLength)
 	}
 	p := put(t, c, job).Partition
 	eventually(t, "it is stored", func() bool { return status(t, c).Partitions[p].Published == 1 })
 	got := outputs(t, nc, p)
-	if len(got) != 1 || got[0].trigger == nil || !bytes.Equal(got[0].trigger.Payload, job.Payload) || len(got[0].trigger.Headers.Get("H")) != carillon.MaxHeaderBytes-1 {
+	if len(got) != 1 || got[0].trigger == nil || !bytes.Equal(got[0].trigger.Payload, job.Payload) || got[0].trigger.Headers.Get("H") != job.Headers["H"] {
 		t.Errorf("%d outputs, not the job's", len(got))
+	}
+	listed := 0
+	for of, err := range c.List(t.Context(), carillon.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if listed++; of.ID != job.ID || !bytes.Equal(of.Spec.Payload, job.Payload) {
+			t.Errorf("%s is listed", of.ID)
+		}
+	}
+	if listed != 1 {
+		t.Errorf("%d jobs are listed", listed)
 	}
 }
 

@@ -27,7 +27,7 @@ var (
 	// errUnreachable is for an external NATS at the start. Later the connection comes back by itself.
 	errUnreachable = errors.New("node: NATS cannot be reached")
 	// errSmall may pass if this process has taken jobs before: then somebody lowered the limit, and may raise it again.
-	errSmall = errors.New("node: a trigger may be larger than what NATS takes")
+	errSmall = errors.New("node: a trigger or an answer may be larger than what NATS takes")
 )
 
 // unreachable marks err as errUnreachable if NATS is external and err says that it cannot be reached. It marks err as errDisk if the
