@@ -144,7 +144,7 @@ func record(m *streams.Message) engine.Record {
 // apply gives a record to a partition's machine, the outputs that this makes to the chain, and the outcome to the request that waits for
 // it, if there is one.
 func (n *Node) apply(p *partition, e *engine.Entry) {
-	awaited := hasOutcome(e) && n.replies.expected() // a command of this node counts there before it can be in the log
+	awaited := hasOutcome(e) && n.replies.inProgress() // a command of this node counts there before it can be in the log
 	p.mu.Lock()
 	if !p.follows.Load() || e.Seq <= p.upTo {
 		p.mu.Unlock()

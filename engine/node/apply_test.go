@@ -104,10 +104,10 @@ func TestOutcomesWithHeadersAreBounded(t *testing.T) {
 		n.apply(p, &e)
 	}
 	bytes := 0
-	for _, o := range n.replies.told {
+	for _, o := range n.replies.queue {
 		bytes += len(o.r.job.Spec.Headers["H"])
 	}
-	if bytes < maxToldBytes*9/10 || bytes > maxToldBytes+header {
+	if bytes < maxQueuedBytes*9/10 || bytes > maxQueuedBytes+header {
 		t.Errorf("outcomes with %d bytes of headers wait", bytes)
 	}
 	if n.replies.admits() == nil {
@@ -157,10 +157,10 @@ func TestOutcomesAreBounded(t *testing.T) {
 		apply(engine.KindResume, carillon.VerbResume, "")
 	}
 	bytes := 0
-	for _, o := range n.replies.told {
+	for _, o := range n.replies.queue {
 		bytes += len(o.r.job.Spec.Payload)
 	}
-	if bytes < maxToldBytes-2*payload || bytes > maxToldBytes+payload {
+	if bytes < maxQueuedBytes-2*payload || bytes > maxQueuedBytes+payload {
 		t.Errorf("outcomes with %d bytes of payloads wait", bytes)
 	}
 	if err := n.replies.admits(); !errors.Is(err, &carillon.Error{Code: carillon.CodeLimitExceeded}) {

@@ -103,7 +103,7 @@ func openLocal(t testing.TB, n *Node) {
 		return store
 	}
 	n.local = open("/log", wal.ProfileLog).Log()
-	n.saved = snapshot.OpenTable(open("/jobs", wal.ProfileTable))
+	n.jobTable = snapshot.OpenTable(open("/jobs", wal.ProfileTable))
 }
 
 // A partition whose checkpoint came from another node gets what the local log has above it. It is not followed if the local
@@ -128,7 +128,7 @@ func TestCatchUp(t *testing.T) {
 			n.clock.begin(false)
 			openLocal(t, n)
 			giver := engine.New(n.layout, 0)
-			p := &partition{machine: giver, chain: engine.NewChain(), table: table{saved: n.saved}}
+			p := &partition{machine: giver, chain: engine.NewChain(), table: table{saved: n.jobTable}}
 			n.partitions = []*partition{p}
 			p.follows.Store(true)
 			for seq := uint64(1); seq <= c.last; seq++ {

@@ -129,25 +129,6 @@ func (n *Node) nextTick(now, lead int64, space outboxSpace) (wake int64, owns, a
 	return wake, owns, able
 }
 
-// finishTicking ends ticking. It waits until the tick that is on its way, and all that other nodes appended, is applied, so that the
-// checkpoint of a clean stop has it: a version with other rules could not apply a tick behind the checkpoint. It waits for tickTimeout at
-// most, and not while NATS is away.
-func (n *Node) finishTicking(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, tickTimeout)
-	defer cancel()
-	for n.ticking.end() && n.nc.IsConnected() && sleep(ctx, time.Millisecond) {
-		continue
-	}
-	if n.membership.participating.Load() && n.nc.IsConnected() {
-		if err := n.awaitLogEnd(ctx); err != nil && ctx.Err() == nil {
-			n.log.Warn("the checkpoint may be before the log's end", "error", err)
-		}
-	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		n.log.Warn("the checkpoint may be before the log's end", "waited", tickTimeout)
-	}
-}
-
 // eachOwned visits the partitions that this node owns, with what a tick of each may say: which outputs are durable, and how many (room) may
 // be made. room is what the partition's chain has room for, and at most what fits into its space if all outputs are as large as the
 // partition's largest: a tick goes into the log, and every node that applies it makes as many outputs as it allows. eachOwned also tells

@@ -39,17 +39,17 @@ type Node struct {
 	work    sync.WaitGroup // goroutines that use what close closes
 
 	// The local stores.
-	store      *wal.Store // of the local log
-	local      *wal.Log
-	jobs       *wal.Store      // the job table
-	saved      *snapshot.Table // the checkpoints in jobs
-	logKept    sync.RWMutex    // read-locked while the log and the checkpoints must stay; locked to drop some of them
-	holdTicks  atomic.Bool     // the disk has too little room to fire
-	refuseJobs atomic.Bool     // the disk has too little room for new jobs
-	recovered  func() error    // runs recover once, and returns its error each time
-	rebuilt    atomic.Bool     // recover is over; from then on compactions look at the partitions
-	restored   *restored       // at the first start after a restore; else nil
-	snapshots  saving          // saves of snapshots
+	logStore    *wal.Store // of the local log
+	local       *wal.Log
+	jobStore    *wal.Store      // the job table
+	jobTable    *snapshot.Table // the checkpoints in jobs
+	logKept     sync.RWMutex    // read-locked while the log and the checkpoints must stay; locked to drop some of them
+	holdTicks   atomic.Bool     // the disk has too little room to fire
+	refuseJobs  atomic.Bool     // the disk has too little room for new jobs
+	recoverOnce func() error    // runs recover once, and returns its error each time
+	rebuilt     atomic.Bool     // recover is over; from then on compactions look at the partitions
+	restored    *restored       // at the first start after a restore; else nil
+	snapshots   saving          // saves of snapshots
 
 	// The way to NATS.
 	server        *embedded.Server // nil: NATS is external
@@ -139,14 +139,10 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 	n.work.Go(func() {
 		select {
 		case <-parent.Done():
+			n.finish(ctx)
+			cancel(context.Cause(parent))
 		case <-ctx.Done():
-			return
 		}
-		n.handOver(ctx)
-		n.awaitNoForwards(ctx)
-		n.finishCommands(ctx)
-		n.finishTicking(ctx)
-		cancel(context.Cause(parent))
 	})
 	if err := n.open(ctx); err != nil {
 		cancel(nil)
@@ -182,7 +178,7 @@ func (n *Node) run(parent context.Context, httpURL string, ready func(Ready)) (e
 // start makes a node whose stores and streams are open take jobs: the node recovers, begins to read, tick and publish, claims its
 // partitions, and answers requests.
 func (n *Node) start(ctx context.Context) error {
-	if err := n.recovered(); err != nil {
+	if err := n.recoverOnce(); err != nil {
 		return err
 	}
 	if err := n.streams.Log.Await(ctx); err != nil { // else an election would end this run, and all would be recovered once more
@@ -233,57 +229,12 @@ func (n *Node) start(ctx context.Context) error {
 	return nil
 }
 
-// windDown ends the membership, the goroutines and the saves of a run, whose context has ended. Calling it again does nothing.
-func (n *Node) windDown() {
-	n.leave()
-	n.work.Wait()
-	n.snapshots.close()
-	n.partSaves.close()
-}
-
 // cause returns why the run was ended, if it was, rather than the error that this caused in a waiting call.
 func cause(ctx context.Context, err error) error {
 	if c := context.Cause(ctx); c != nil {
 		return c
 	}
 	return err
-}
-
-func (n *Node) close() error {
-	if n.streams != nil {
-		n.streams.Close()
-	}
-	n.endedAt = n.nc.ConnectedUrl()
-	for _, nc := range []*nats.Conn{n.requestConn, n.nc} {
-		if nc != nil {
-			n.disconnect(nc)
-		}
-	}
-	if n.server != nil {
-		n.server.Shutdown()
-	}
-	var err error
-	for _, p := range n.partitions {
-		if p != nil {
-			p.mu.Lock()
-			err = errors.Join(err, p.table.close())
-			p.mu.Unlock()
-		}
-	}
-	for _, store := range []*wal.Store{n.store, n.jobs} {
-		if store != nil {
-			err = errors.Join(err, store.Close())
-		}
-	}
-	return err
-}
-
-// disconnect closes a connection; again, it does nothing.
-func (n *Node) disconnect(nc *nats.Conn) {
-	if n.server == nil && nc.IsConnected() {
-		_ = nc.FlushTimeout(leaveTimeout) // sends the last answers: closing would drop them (servers.dialer)
-	}
-	nc.Close()
 }
 
 // readerResets logs that the reader starts over. While NATS is away, it is called several times a second.

@@ -35,7 +35,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	// recover, if there is a checkpoint, which has the layout. With an external NATS recovery comes after the connection: NATS may
 	// be away for long, and each new start would recover again.
 	opened := sync.OnceValue(func() error { return n.openLog(false) })
-	n.recovered = sync.OnceValue(func() error { return n.recover(ctx) })
+	n.recoverOnce = sync.OnceValue(func() error { return n.recover(ctx) })
 	n.work.Go(func() { _ = opened() }) // its error is returned below
 	o := n.o
 	if err := n.openJobs(n.compactionRest(ctx)); err != nil {
@@ -48,7 +48,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if o.NATS == "" && n.layout.Partitions > 0 {
 		n.work.Go(func() {
 			if opened() == nil {
-				_ = n.recovered() // start returns its error
+				_ = n.recoverOnce() // start returns its error
 			}
 		})
 	}
@@ -227,17 +227,17 @@ func (n *Node) knowsLog() bool {
 func (n *Node) openJobs(rest func(behind bool)) (err error) {
 	o := n.o.JobStore
 	o.Dir, o.Logger, o.Profile, o.Rest = filepath.Join(n.o.Data, "jobs"), n.log, wal.ProfileTable, rest
-	n.jobs, err = wal.OpenStore(o)
+	n.jobStore, err = wal.OpenStore(o)
 	var loss *wal.LossError
 	if errors.As(err, &loss) {
 		n.log.Warn("the job table lost its end; going on from an earlier checkpoint", "error", loss)
 		o.AllowLoss = true
-		n.jobs, err = wal.OpenStore(o)
+		n.jobStore, err = wal.OpenStore(o)
 	}
 	if err != nil {
 		return fmt.Errorf("node: job table: %w", err)
 	}
-	n.saved = snapshot.OpenTable(n.jobs)
+	n.jobTable = snapshot.OpenTable(n.jobStore)
 	return nil
 }
 
@@ -259,8 +259,8 @@ func (n *Node) openWithLoss(ctx context.Context, loss *wal.LossError) error {
 func (n *Node) openLog(allowLoss bool) (err error) {
 	o := n.o.LogStore
 	o.Dir, o.Logger, o.OnSync, o.AllowLoss = filepath.Join(n.o.Data, "log"), n.log, n.meters.synced, allowLoss
-	if n.store, err = wal.OpenStore(o); err == nil {
-		n.local = n.store.Log()
+	if n.logStore, err = wal.OpenStore(o); err == nil {
+		n.local = n.logStore.Log()
 	}
 	return err
 }

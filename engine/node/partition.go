@@ -144,3 +144,21 @@ func (n *Node) live() (live []*partition) {
 
 // stoppedHere counts the partitions that this node follows and that have stopped.
 func (n *Node) stoppedHere() int { return len(n.followed()) - len(n.live()) }
+
+// withLock calls do while it holds a partition's mu, and notes for how long the partition had to wait.
+func (p *partition) withLock(pause *pauseMeter, do func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	took, itsOwn := pauseFor(do)
+	pause.clock.Update(took.Seconds())
+	pause.own.Update(itsOwn.Seconds())
+}
+
+// inSlices does long work in slices, until slice returns false. The partition goes on between them. rest is called after each slice, and
+// must at least call runtime.Gosched. Otherwise the next slice would mostly have the lock before a goroutine that waits for it has woken
+// up, and only one record could be applied between two slices.
+func (p *partition) inSlices(pause *pauseMeter, rest func(), slice func() (more bool)) {
+	for more := true; more; rest() {
+		p.withLock(pause, func() { more = slice() })
+	}
+}

@@ -35,15 +35,6 @@ func ownTime(took time.Duration, before, after usage) time.Duration {
 	return min(took, after.ran-before.ran)
 }
 
-// withLock calls do while it holds a partition's mu, and notes for how long the partition had to wait.
-func (n *Node) withLock(p *partition, pause *pauseMeter, do func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	took, itsOwn := pauseFor(do)
-	pause.clock.Update(took.Seconds())
-	pause.own.Update(itsOwn.Seconds())
-}
-
 // pauseFor calls do, and returns how long that took, and how much of the time is its own (own).
 func pauseFor(do func()) (took, itsOwn time.Duration) {
 	runtime.LockOSThread() // threadUsage is of a thread, not of a goroutine
@@ -52,13 +43,4 @@ func pauseFor(do func()) (took, itsOwn time.Duration) {
 	do()
 	after, took := threadUsage(), time.Since(began)
 	return took, ownTime(took, before, after)
-}
-
-// inSlices does long work in slices, until slice returns false. The partition goes on between them. rest is called after each slice, and
-// must at least call runtime.Gosched. Otherwise the next slice would mostly have the lock before a goroutine that waits for it has woken
-// up, and only one record could be applied between two slices.
-func (n *Node) inSlices(p *partition, pause *pauseMeter, rest func(), slice func() (more bool)) {
-	for more := true; more; rest() {
-		n.withLock(p, pause, func() { more = slice() })
-	}
 }

@@ -50,8 +50,8 @@ func TestOwnPause(t *testing.T) {
 
 func TestPauseMeter(t *testing.T) {
 	s := metrics.NewSet()
-	n, p, m := &Node{}, &partition{}, newPauseMeter(s, "load")
-	n.withLock(p, m, func() {
+	p, m := &partition{}, newPauseMeter(s, "load")
+	p.withLock(m, func() {
 		if p.mu.TryLock() {
 			t.Error("the partition does not wait")
 		}

@@ -50,7 +50,7 @@ func (n *Node) openPartitions() error {
 	errs := make([]error, n.layout.Partitions)
 	for i := range n.partitions {
 		work.Go(func() {
-			p := &partition{number: i, chain: engine.NewChain(), begun: make(chan struct{}, 1), table: table{saved: n.saved, number: uint16(i)}}
+			p := &partition{number: i, chain: engine.NewChain(), begun: make(chan struct{}, 1), table: table{saved: n.jobTable, number: uint16(i)}}
 			var position uint64
 			p.machine, position, errs[i] = n.recoverPartition(i)
 			switch {
@@ -92,7 +92,7 @@ func (n *Node) recoverPartition(number int) (m *engine.Machine, position uint64,
 			return nil, 0, err
 		}
 		n.log.Error("accepting that jobs are lost", "error", err)
-		if err := n.saved.Clear(uint16(number)); err != nil {
+		if err := n.jobTable.Clear(uint16(number)); err != nil {
 			return nil, 0, err
 		}
 		m, position = engine.New(n.layout, number), 0
@@ -114,7 +114,7 @@ func (n *Node) recoverPartition(number int) (m *engine.Machine, position uint64,
 // readNewest reads a partition's newest checkpoint. A machine that leaves its jobs on disk must get another table (Attach) before it is
 // used, because the view that it was opened from is closed here.
 func (n *Node) readNewest(number int) (m *engine.Machine, position uint64, err error) {
-	err = n.saved.View(uint16(number), func(v *snapshot.View) error {
+	err = n.jobTable.View(uint16(number), func(v *snapshot.View) error {
 		position = v.Position
 		m, err = n.openMachine(number, v)
 		return err
@@ -143,14 +143,14 @@ func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error
 
 // savedLayout is the layout of the service whose checkpoints are in the job table.
 func (n *Node) savedLayout() (l engine.Layout, err error) {
-	first, found, err := n.saved.First()
+	first, found, err := n.jobTable.First()
 	if err == nil && !found {
 		err = fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
 	}
 	if err != nil {
 		return l, err
 	}
-	err = n.saved.View(first, func(v *snapshot.View) error {
+	err = n.jobTable.View(first, func(v *snapshot.View) error {
 		state, err := v.State()
 		if err != nil {
 			return err
@@ -180,7 +180,7 @@ var errOutOfReach = errors.New("node: no checkpoint reaches back far enough")
 func (n *Node) rebuildOutputs(ctx context.Context, number int, after uint64) (outputs []engine.Output, err error) {
 	n.logKept.RLock()
 	defer n.logKept.RUnlock()
-	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.saved.View, n.saved.Older} {
+	for _, view := range []func(uint16, func(*snapshot.View) error) error{n.jobTable.View, n.jobTable.Older} {
 		err := view(uint16(number), func(v *snapshot.View) error {
 			m, err := n.openMachine(number, v)
 			if err != nil {

@@ -23,14 +23,14 @@ func replaying(t *testing.T, o Options) *Node {
 		}
 	})
 	var err error
-	if n.store, err = openLogIn(n.o.Data, n.log); err != nil {
+	if n.logStore, err = openLogIn(n.o.Data, n.log); err != nil {
 		t.Fatal(err)
 	}
-	n.local = n.store.Log()
-	if n.jobs, err = wal.OpenStore(wal.Options{Dir: n.o.Data + "/jobs", Profile: wal.ProfileTable}); err != nil {
+	n.local = n.logStore.Log()
+	if n.jobStore, err = wal.OpenStore(wal.Options{Dir: n.o.Data + "/jobs", Profile: wal.ProfileTable}); err != nil {
 		t.Fatal(err)
 	}
-	n.saved = snapshot.OpenTable(n.jobs)
+	n.jobTable = snapshot.OpenTable(n.jobStore)
 	if err := n.openPartitions(); err != nil {
 		t.Fatal(err)
 	}

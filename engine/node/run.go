@@ -4,15 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"slices"
-	"time"
-
-	"github.com/carillon-scheduler/carillon/internal/filelock"
 )
 
 // The runs of a node in one process: which errors end it, and after which it starts again.
@@ -127,34 +122,6 @@ func (r *runs) noteServer(err error, endedAt string) {
 	}
 }
 
-// transient tells whether the error that ended a run may pass, and logs it if so.
-func (r *runs) transient(err error) bool {
-	switch {
-	case errors.Is(err, errDisk):
-		// After a full disk, nats-server and Pebble do not work again until they are restarted.
-		r.short.logAtMost(1, r.o.Logger.Error, "stopped firing, waiting for the disk", "error", err)
-	case errors.Is(err, errNoFiles):
-		r.short.logAtMost(1, r.o.Logger.Error, "stopped firing, waiting for fewer open files", "error", err)
-	case errors.Is(err, errUnreachable), r.ran && errors.Is(err, errSmall):
-		r.away.warn(r.o.Logger, "waiting for NATS", "error", err)
-	default:
-		return false
-	}
-	return true
-}
-
-// waitForRoom waits, after a run and before another, for a second and then until each disk has room for firing, or it cannot be told
-// whether it has: the next run says why. It returns false when ctx ends first. The first run does not wait: if it gets by with the room
-// that there is, jobs can be read and changed, and only firing waits (watchDisk).
-func (n *Node) waitForRoom(ctx context.Context) bool {
-	for sleep(ctx, time.Second) {
-		if free, err := n.room(); err != nil || free >= n.o.FreeForTicks {
-			return true
-		}
-	}
-	return false
-}
-
 // hostOf is the address to listen on again: that of otherwise, with the port of clientURL if it has one.
 func hostOf(clientURL, otherwise string) string {
 	u, err := url.Parse(clientURL)
@@ -166,40 +133,4 @@ func hostOf(clientURL, otherwise string) string {
 		return otherwise
 	}
 	return net.JoinHostPort(host, u.Port())
-}
-
-// ErrDataInUse is returned by Run, SaveStopped and RestoreToTime when another process uses the data directory.
-var ErrDataInUse = errors.New("node: the data directory is in use by another process")
-
-// ErrDataMoved is returned by Run when the data directory's path no longer leads to it, as after it was renamed or unmounted: the files
-// that the engine has open are in one directory, and those that it opens next would be in another.
-var ErrDataMoved = errors.New("node: the data directory is no longer where it was at the start")
-
-// checkDataDir returns ErrDataMoved if an open directory is no longer at its path.
-func checkDataDir(dir *os.File) error {
-	opened, err := dir.Stat()
-	if err != nil {
-		return fmt.Errorf("node: data directory: %w", err)
-	}
-	there, err := os.Stat(dir.Name())
-	if errors.Is(err, fs.ErrNotExist) || err == nil && !os.SameFile(opened, there) {
-		return fmt.Errorf("%w: %s", ErrDataMoved, dir.Name())
-	}
-	if err != nil {
-		return fmt.Errorf("node: data directory: %w", err)
-	}
-	return nil
-}
-
-// lockData locks the data directory for this process until the returned file is closed or the process ends. Run holds the
-// lock over all its runs.
-func lockData(dir string) (*filelock.File, error) {
-	f, err := filelock.Lock(filepath.Join(dir, "carillon.lock"))
-	if errors.Is(err, filelock.ErrLocked) {
-		return nil, fmt.Errorf("%w: %s", ErrDataInUse, dir)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("node: data directory: %w", err)
-	}
-	return f, nil
 }

@@ -30,10 +30,10 @@ func (n *Node) tend(ctx context.Context) {
 func (n *Node) watchStores(ctx context.Context) {
 	select {
 	case <-ctx.Done():
-	case <-n.store.Failed():
-		n.fail(markTransient(n.store.Err()))
-	case <-n.jobs.Failed():
-		n.fail(markTransient(n.jobs.Err()))
+	case <-n.logStore.Failed():
+		n.fail(markTransient(n.logStore.Err()))
+	case <-n.jobStore.Failed():
+		n.fail(markTransient(n.jobStore.Err()))
 	}
 }
 

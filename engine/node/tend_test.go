@@ -52,7 +52,7 @@ func TestStoresAreWatched(t *testing.T) {
 			stores[j] = s
 		}
 		ctx, cancel := context.WithCancelCause(t.Context())
-		n := &Node{store: stores[0], jobs: stores[1], fail: func(err error) { cancel(err) }}
+		n := &Node{logStore: stores[0], jobStore: stores[1], fail: func(err error) { cancel(err) }}
 		n.work.Go(func() { n.watchStores(ctx) })
 		full.Store(true)
 		if err := stores[i].Update(func(b *pebble.Batch) error { return b.Set([]byte("t"), nil, nil) }); err != nil {

@@ -23,7 +23,7 @@ const (
 // partition, and the others go on.
 func (n *Node) loadAndEvict(ctx context.Context) error {
 	for _, p := range n.followed() {
-		if err := n.closeIdleView(p); err != nil {
+		if err := p.closeIdleView(); err != nil {
 			return markTransient(err)
 		}
 	}
@@ -42,7 +42,7 @@ func (n *Node) loadAndEvict(ctx context.Context) error {
 
 // closeIdleView closes the partition's view of the job table if nothing was read from it since the last look: an open view keeps files
 // on disk that compactions have replaced. It does so for stopped partitions, too.
-func (n *Node) closeIdleView(p *partition) error {
+func (p *partition) closeIdleView() error {
 	p.mu.Lock()
 	unused := p.table.renewIdle()
 	p.mu.Unlock()
@@ -55,7 +55,7 @@ func (n *Node) loadAndEvictIn(ctx context.Context, p *partition, now int64) erro
 	ahead := now + n.o.LoadAhead.Milliseconds()
 	var used, hot int
 	var ends [3]engine.LoadCursor
-	n.withLock(p, n.meters.loadPause, func() {
+	p.withLock(n.meters.loadPause, func() {
 		if !p.follows.Load() {
 			return
 		}
@@ -64,7 +64,7 @@ func (n *Node) loadAndEvictIn(ctx context.Context, p *partition, now int64) erro
 	furthest := max(ends[0].End().Due, ends[1].End().Due, ends[2].End().Due)
 	switch {
 	case used > share && hot > n.o.HotJobs:
-		n.withLock(p, n.meters.loadPause, func() {
+		p.withLock(n.meters.loadPause, func() {
 			end, ok := p.machine.EstimateWindow(max(hot/2, n.o.HotJobs))
 			if !ok && p.machine.Complete() { // most of the jobs wait for nothing, and need not be in memory
 				end, ok = engine.Key{Due: ahead}, true
@@ -74,7 +74,7 @@ func (n *Node) loadAndEvictIn(ctx context.Context, p *partition, now int64) erro
 			}
 		})
 	case hot > n.o.HotJobs && furthest > ahead+n.o.LoadAhead.Milliseconds():
-		n.withLock(p, n.meters.loadPause, func() { p.machine.Shrink(engine.Key{Due: ahead}) })
+		p.withLock(n.meters.loadPause, func() { p.machine.Shrink(engine.Key{Due: ahead}) })
 	default:
 		for priority, at := range ends {
 			if at.End().Due > ahead-n.o.LoadAhead.Milliseconds()/16 {
@@ -85,7 +85,7 @@ func (n *Node) loadAndEvictIn(ctx context.Context, p *partition, now int64) erro
 			}
 		}
 	}
-	n.inSlices(p, n.meters.loadPause, runtime.Gosched, func() bool {
+	p.inSlices(n.meters.loadPause, runtime.Gosched, func() bool {
 		return ctx.Err() == nil && (p.machine.ContinueShrink(jobSlice) || p.machine.EvictCommitted(jobSlice))
 	})
 	return nil
@@ -98,7 +98,7 @@ func (n *Node) loadNext(ctx context.Context, p *partition, priority int, until i
 		var r engine.LoadCursor
 		var m *engine.Machine
 		full := false
-		n.withLock(p, n.meters.loadPause, func() {
+		p.withLock(n.meters.loadPause, func() {
 			m = p.machine
 			r = p.machine.LoadCursors()[priority]
 			full = p.machine.Memory() > room && p.machine.Stats().Hot > n.o.HotJobs
@@ -107,7 +107,7 @@ func (n *Node) loadNext(ctx context.Context, p *partition, priority int, until i
 			return nil
 		}
 		var rows *engine.Rows
-		err := n.saved.View(uint16(p.number), func(v *snapshot.View) (err error) {
+		err := n.jobTable.View(uint16(p.number), func(v *snapshot.View) (err error) {
 			rows, err = r.Read(v, until, jobSlice)
 			return err
 		})
@@ -115,7 +115,7 @@ func (n *Node) loadNext(ctx context.Context, p *partition, priority int, until i
 			return err
 		}
 		// If a checkpoint was committed since, or a tick has loaded jobs itself, Load ignores the rows, and they are read again.
-		n.withLock(p, n.meters.loadPause, func() {
+		p.withLock(n.meters.loadPause, func() {
 			if p.machine == m { // if not, the partition was given up meanwhile
 				_, err = m.Load(rows)
 			}

@@ -65,7 +65,7 @@ func (n *Node) needed() (uint64, error) {
 		if !follows {
 			continue
 		}
-		list, err := n.saved.List(uint16(p.number))
+		list, err := n.jobTable.List(uint16(p.number))
 		if err != nil {
 			return 0, err
 		}

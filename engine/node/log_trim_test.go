@@ -30,7 +30,7 @@ func TestKeptLogMakesRoomToFire(t *testing.T) {
 	}
 	n.applied.Store(last)
 	for _, position := range []uint64{older, newest} {
-		build, err := n.saved.Begin(0)
+		build, err := n.jobTable.Begin(0)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -164,3 +164,12 @@ func (e *logEndQuery) run(get func() (uint64, error)) {
 		close(next.known)
 	}
 }
+
+// nearLogEnd waits until all that the log has is applied. It is false if more than handOverLag records are missing, or if this takes longer
+// than handOverAsk.
+func (n *Node) nearLogEnd(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, handOverAsk)
+	defer cancel()
+	end, err := n.logEnd.ask(ctx, n.askLogEnd)
+	return err == nil && end-min(end, n.applied.Load()) <= handOverLag && n.awaitApplied(ctx, end) == nil
+}

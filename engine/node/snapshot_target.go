@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
-	"strings"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -114,31 +112,4 @@ func (n *Node) checkArchiveDir(dir string) error {
 		return refuse("%v", err)
 	}
 	return nil
-}
-
-// liesIn tells whether path is dir or lies in it, symbolic links resolved.
-func liesIn(path, dir string) (bool, error) {
-	path, err := resolveLinks(path)
-	if err != nil {
-		return false, err
-	}
-	if dir, err = resolveLinks(dir); err != nil {
-		return false, err
-	}
-	rel, err := filepath.Rel(dir, path)
-	return err == nil && rel != ".." && !strings.HasPrefix(rel, ".."+string(filepath.Separator)), nil
-}
-
-// resolveLinks resolves a path to an absolute one without symbolic links. Its last elements need not exist yet.
-func resolveLinks(path string) (string, error) {
-	path, err := filepath.Abs(path)
-	if err != nil {
-		return "", err
-	}
-	real, err := filepath.EvalSymlinks(path)
-	if parent := filepath.Dir(path); errors.Is(err, fs.ErrNotExist) && parent != path {
-		real, err = resolveLinks(parent)
-		return filepath.Join(real, filepath.Base(path)), err
-	}
-	return real, err
 }

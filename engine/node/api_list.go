@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
-	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -54,19 +53,6 @@ const (
 	maxLists       = 32
 	acquireTimeout = 1500 * time.Millisecond
 )
-
-// acquire waits, for acquireTimeout at most, for a place in a channel that has one for each request that may be in progress. The caller
-// frees its place by a receive.
-func acquire(slots chan struct{}, what string) error {
-	patience := time.NewTimer(acquireTimeout)
-	defer patience.Stop()
-	select {
-	case slots <- struct{}{}:
-		return nil
-	case <-patience.C:
-		return &carillon.Error{Code: carillon.CodeLimitExceeded, Message: fmt.Sprintf("more than %d %s are in progress", cap(slots), what)}
-	}
-}
 
 // apiList answers with a page of the jobs of all partitions, in order of ids. The cursor is the last id, encoded.
 func (n *Node) apiList(c *call) error {

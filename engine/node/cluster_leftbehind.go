@@ -2,15 +2,9 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
-	"syscall"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
@@ -18,7 +12,7 @@ import (
 
 // A node that is new, or was away for long, may find that the log no longer reaches back to the node's position. Other nodes have what it
 // missed. So it gives up all it has, which came from the log, begins with nothing at the log's end, and follows one
-// partition after the other (follow.go). If no other node follows what it would give up, it stops with an error instead.
+// partition after the other (cluster_follow.go). If no other node follows what it would give up, it stops with an error instead.
 
 // leftBehindError says that the log stream no longer has the records that this node needs next.
 type leftBehindError struct {
@@ -53,9 +47,6 @@ const (
 	othersTimeout = 30 * time.Second // bounds the wait for other nodes that follow this one's partitions
 	aloneTimeout  = 2 * time.Second  // the same if there is no other node, and was none lately
 )
-
-// asideDir is the folder of the data directory to which the stores are moved before they are removed.
-const asideDir = "aside"
 
 // resetData empties a data directory that no run uses, once other nodes follow the partitions whose jobs it has. Errors: behind, with a
 // reason, if nobody follows one of them; errUnreachable while NATS is away.
@@ -126,82 +117,6 @@ func (e *leftBehindError) unfollowed(v cluster.View) string {
 	return "any partition"
 }
 
-// stores are the folders of the data directory that removeStores removes, in this order: without the log, the jobs do no harm.
-var stores = [...]string{"log", "jobs"}
-
-// removeStores removes the stores from a data directory. If it is interrupted, the stores are still there, or so little of them that the
-// next start is left behind again.
-func removeStores(o Options) error {
-	dir := filepath.Join(o.Data, asideDir)
-	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o750)); err != nil {
-		return err
-	}
-	for _, store := range stores {
-		err := putAside(o.Data, store)
-		if err == nil {
-			err = syncDir(o.Data) // before the next store
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return finishRemoval(o.Data)
-}
-
-// putAside renames a store, which is one step: a store of which only a part was removed could not be opened. A store that is a mount of its
-// own, or a link to another disk, stays where it is. It gets a mark, by which finishRemoval removes its files, at the next start if need be.
-func putAside(data, store string) error {
-	from, to := filepath.Join(data, store), filepath.Join(data, asideDir, store)
-	info, err := os.Lstat(from)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if info.IsDir() {
-		if err = os.Rename(from, to); !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.EXDEV) {
-			return err
-		}
-	}
-	return errors.Join(os.WriteFile(to+toEmpty, nil, 0o600), syncDir(filepath.Dir(to)))
-}
-
-// toEmpty ends the name of the mark of a store whose files are to be removed where they are.
-const toEmpty = ".empty"
-
-// finishRemoval removes what removeStores has put aside. It also does so at each start, after an interruption.
-func finishRemoval(data string) error {
-	dir := filepath.Join(data, asideDir)
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, store := range stores {
-		_, err := os.Lstat(filepath.Join(dir, store+toEmpty))
-		if err == nil {
-			err = emptyDir(filepath.Join(data, store))
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return errors.Join(os.RemoveAll(dir), syncDir(data))
-}
-
-// emptyDir removes everything in a directory, except what belongs to the file system if it is the root of one.
-func emptyDir(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if e.Name() != "lost+found" {
-			err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
-		}
-	}
-	return errors.Join(err, syncDir(dir))
-}
-
 // startEmpty makes a node that has nothing go on from the log's end. It takes the partitions that it should follow from other nodes.
 func (n *Node) startEmpty(end uint64) {
 	for _, p := range n.partitions {
@@ -209,12 +124,4 @@ func (n *Node) startEmpty(end uint64) {
 	}
 	n.logStart = end
 	n.applied.Store(end)
-}
-
-func syncDir(name string) error {
-	dir, err := vfs.Default.OpenDir(name)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

@@ -212,3 +212,6 @@ func (n *Node) askEach(ctx context.Context, there map[string][]*partition, what 
 	work.Wait()
 	return err
 }
+
+// forwardable names the endpoints whose requests a node that does not follow the job's partition forwards to one that does.
+var forwardable = map[string]bool{"put": true, "delete": true, "pause": true, "resume": true, "fire": true, "get": true}

@@ -254,7 +254,7 @@ func (n *Node) checkReach(position uint64, until int64, log string) error {
 	}
 	oldest := position
 	for p := range n.layout.Partitions {
-		list, err := n.saved.List(uint16(p))
+		list, err := n.jobTable.List(uint16(p))
 		if err != nil {
 			return err
 		}
@@ -362,12 +362,12 @@ func (r *replayer) readPast(e *engine.Entry) error {
 
 // onNewStreams writes a partition's checkpoint anew for a service that begins with new streams (engine.SavedState.OnNewStreams).
 func (n *Node) onNewStreams(p *partition, position, stored uint64, missed *carillon.Misfire) error {
-	build, err := n.saved.Begin(uint16(p.number))
+	build, err := n.jobTable.Begin(uint16(p.number))
 	if err != nil {
 		return err
 	}
 	defer build.Abort()
-	err = n.saved.View(uint16(p.number), func(v *snapshot.View) error {
+	err = n.jobTable.View(uint16(p.number), func(v *snapshot.View) error {
 		state, err := v.State()
 		if err != nil {
 			return err

@@ -61,8 +61,8 @@ func TestEarlyOutcomesAreDropped(t *testing.T) {
 	kept := func() (bytes int) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		for i := range a.early {
-			for _, e := range a.early[i].ring {
+		for i := range a.unclaimed {
+			for _, e := range a.unclaimed[i].ring {
 				if e.r != nil {
 					bytes += len(e.r.jobs) * outcomeBytes
 				}
@@ -75,7 +75,7 @@ func TestEarlyOutcomesAreDropped(t *testing.T) {
 	for seq := range uint64(others) {
 		a.applied(seq+2, &reply{jobs: make([]engine.Outcome, 256)})
 	}
-	if bytes := kept(); bytes > 2*earlyMost || bytes < others/2*256*outcomeBytes {
+	if bytes := kept(); bytes > 2*unclaimedMost || bytes < others/2*256*outcomeBytes {
 		t.Errorf("%d bytes of outcomes are kept, of %d", bytes, others*256*outcomeBytes)
 	}
 	a.applied(1, &reply{})
@@ -93,17 +93,17 @@ func TestRepliesNobodyWaitsFor(t *testing.T) {
 		a.applied(seq+1, &reply{job: carillon.JobReply{Spec: carillon.Job{Payload: make([]byte, payload)}}})
 	}
 	kept := 0
-	for i := range a.early {
-		for _, e := range a.early[i].ring {
+	for i := range a.unclaimed {
+		for _, e := range a.unclaimed[i].ring {
 			if e.r != nil {
 				kept += len(e.r.job.Spec.Payload)
 			}
 		}
 	}
-	if kept > 2*(earlyMost+payload) {
+	if kept > 2*(unclaimedMost+payload) {
 		t.Errorf("%d MiB are kept", kept>>20)
 	}
-	for seq := uint64(2000 - earlyMost/payload/2); seq < 2000; seq++ {
+	for seq := uint64(2000 - unclaimedMost/payload/2); seq < 2000; seq++ {
 		a.await(seq+1, a.done)
 		if r := <-a.told; r.err != nil || len(r.job.Spec.Payload) != payload {
 			t.Fatalf("%+v", r)
@@ -126,21 +126,21 @@ func TestRepliesWithHeadersNobodyWaitsFor(t *testing.T) {
 		a.applied(seq+1, &reply{job: carillon.JobReply{Spec: spec}})
 	}
 	kept := 0
-	for i := range a.early {
-		for _, e := range a.early[i].ring {
+	for i := range a.unclaimed {
+		for _, e := range a.unclaimed[i].ring {
 			if e.r != nil {
 				kept += each
 			}
 		}
 	}
-	if each < carillon.MaxHeaders*(500+carillon.MaxLabelLength) || kept > 2*(earlyMost+each) || kept < earlyMost {
+	if each < carillon.MaxHeaders*(500+carillon.MaxLabelLength) || kept > 2*(unclaimedMost+each) || kept < unclaimedMost {
 		t.Errorf("%d MiB are kept, %d bytes each", kept>>20, each)
 	}
 	a.await(outcomes, a.done)
 	if r := <-a.told; len(r.job.Spec.Headers) != carillon.MaxHeaders {
 		t.Errorf("%+v", r)
 	}
-	natstest.Eventually(t, "nothing counts as waiting", func() bool { return a.toldBytes.Load() == 0 })
+	natstest.Eventually(t, "nothing counts as waiting", func() bool { return a.queuedBytes.Load() == 0 })
 }
 
 func TestRepliesAfterTheirAcks(t *testing.T) {
@@ -230,7 +230,7 @@ func BenchmarkReply(b *testing.B) {
 	for seq := uint64(1); b.Loop(); seq++ {
 		r.await(seq, func(r reply) { size += len(r.job.AppendJSON(make([]byte, 0, answerBytes+len(r.job.Spec.Payload)))) })
 		r.applied(seq, &reply{job: job})
-		r.told[0].done(*r.told[0].r)
-		r.told, r.deadlines = r.told[:0], r.deadlines[:0]
+		r.queue[0].done(*r.queue[0].r)
+		r.queue, r.deadlines = r.queue[:0], r.deadlines[:0]
 	}
 }

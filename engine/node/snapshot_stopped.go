@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"syscall"
 
 	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
@@ -67,7 +65,7 @@ func SaveStopped(ctx context.Context, o Options, t archive.Target, so SaveOption
 	}
 	save := saveOptions(n.layout.Partitions, n.layout.Prefix)
 	save.Recheck, save.Progress = so.Recheck, so.Progress
-	return archive.Save(ctx, n.saved, t, save)
+	return archive.Save(ctx, n.jobTable, t, save)
 }
 
 // openStopped opens the stores of a node that does not run: the job table in o.Data, and the local log in the data directory log. The
@@ -76,10 +74,10 @@ func openStopped(o Options, log string) (*Node, error) {
 	n := &Node{o: o, log: o.Logger, meters: newWeb().meters}
 	err := n.openJobs(nil)
 	if err == nil {
-		n.store, err = openLogIn(log, n.log)
+		n.logStore, err = openLogIn(log, n.log)
 	}
 	if err == nil {
-		n.local = n.store.Log()
+		n.local = n.logStore.Log()
 		n.layout, err = n.savedLayout()
 	}
 	if err != nil {
@@ -108,13 +106,13 @@ func SavedPartitions(data string) (_ int, err error) {
 		return 0, err
 	}
 	n := &Node{o: Options{Data: data}}
-	n.jobs, err = wal.OpenStore(wal.Options{Dir: filepath.Join(data, "jobs"), Profile: wal.ProfileTable})
+	n.jobStore, err = wal.OpenStore(wal.Options{Dir: filepath.Join(data, "jobs"), Profile: wal.ProfileTable})
 	if err != nil {
 		return 0, err
 	}
-	n.saved = snapshot.OpenTable(n.jobs)
+	n.jobTable = snapshot.OpenTable(n.jobStore)
 	l, err := n.savedLayout()
-	return l.Partitions, errors.Join(err, n.jobs.Close())
+	return l.Partitions, errors.Join(err, n.jobStore.Close())
 }
 
 // wantStores returns an error if a data directory lacks one of its stores, because opening it would make it. With a new log, what the
@@ -128,15 +126,6 @@ func wantStores(data string) error {
 		if r, rerr := readRestored(data); rerr != nil || r != nil {
 			return rerr
 		}
-	}
-	return err
-}
-
-// wantStore returns an error if a data directory lacks a store. It wraps fs.ErrNotExist, unless data is a file.
-func wantStore(data, store string) error {
-	_, err := os.Stat(filepath.Join(data, store))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return fmt.Errorf("node: %s is not a Carillon data directory, or not a whole one: %w", data, err)
 	}
 	return err
 }

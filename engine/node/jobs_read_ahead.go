@@ -17,7 +17,7 @@ func (n *Node) readAhead(p *partition, ids []string) *engine.ReadAhead {
 	if len(cold) == 0 {
 		return nil
 	}
-	err := n.saved.View(uint16(p.number), func(v *snapshot.View) error { return read.Read(v, cold) })
+	err := n.jobTable.View(uint16(p.number), func(v *snapshot.View) error { return read.Read(v, cold) })
 	if err != nil {
 		return nil
 	}
@@ -32,7 +32,7 @@ func (n *Node) readPageAhead(p *partition, list *carillon.ListRequest, after str
 	if all {
 		return nil
 	}
-	err := n.saved.View(uint16(p.number), func(v *snapshot.View) error {
+	err := n.jobTable.View(uint16(p.number), func(v *snapshot.View) error {
 		if err := read.Scan(v, list, after, pageScan); err != nil {
 			return err
 		}

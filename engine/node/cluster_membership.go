@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -236,4 +238,58 @@ func (n *Node) beatProblems() []string {
 	}
 	return []string{fmt.Sprintf("no beat of this node has been stored for %s, so others are not known to be gone and not taken over from: %s",
 		since.Round(time.Second), err)}
+}
+
+// membership is what this node knows as one of several over the same NATS.
+type membership struct {
+	joinEnded     chan struct{} // closed when joining has ended, well or not; nil: the node does not join
+	member        *cluster.Member
+	err           error // why it could not join
+	leaving       sync.Once
+	participating atomic.Bool   // the node claims partitions, and answers other nodes
+	since         time.Duration // when that began, since the clock began; set before participating
+	draining      atomic.Bool   // it was asked to drain
+	stopping      atomic.Bool   // it hands its partitions over for good
+	reporting     atomic.Bool   // the node's beats tell of its partitions
+	catchingUp    atomic.Bool   // a goroutine waits until nearly all of the log is applied (claimDue)
+	changed       chan struct{} // notified when it may have changed which node serves, or could serve, a partition
+
+	mu            sync.Mutex
+	unservedSince []time.Time // by partition: since when no node says that it serves it; zero if one does
+}
+
+// noteUnserved notes which partitions nobody serves.
+func (j *membership) noteUnserved(v cluster.View, partitions int) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.unservedSince == nil {
+		j.unservedSince = make([]time.Time, partitions)
+	}
+	for p, since := range j.unservedSince {
+		switch served := v.Serving(p) != ""; {
+		case served:
+			j.unservedSince[p] = time.Time{}
+		case since.IsZero():
+			j.unservedSince[p] = time.Now()
+		}
+	}
+}
+
+// servedElsewhere tells whether some node says that it serves a partition.
+func (j *membership) servedElsewhere(partition int) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.unservedSince != nil && j.unservedSince[partition].IsZero()
+}
+
+// unserved reports the partitions that nobody has served for more than lostTooLong.
+func (j *membership) unserved() (problems []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for p, since := range j.unservedSince {
+		if !since.IsZero() && time.Since(since) > lostTooLong {
+			problems = append(problems, fmt.Sprintf("no node has served partition %d for %s", p, time.Since(since).Round(time.Second)))
+		}
+	}
+	return problems
 }

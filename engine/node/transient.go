@@ -9,6 +9,7 @@ import (
 	"os"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -110,4 +111,32 @@ func markTransient(err error) error {
 		return fmt.Errorf("%w: %w", errDisk, err)
 	}
 	return err
+}
+
+// transient tells whether the error that ended a run may pass, and logs it if so.
+func (r *runs) transient(err error) bool {
+	switch {
+	case errors.Is(err, errDisk):
+		// After a full disk, nats-server and Pebble do not work again until they are restarted.
+		r.short.logAtMost(1, r.o.Logger.Error, "stopped firing, waiting for the disk", "error", err)
+	case errors.Is(err, errNoFiles):
+		r.short.logAtMost(1, r.o.Logger.Error, "stopped firing, waiting for fewer open files", "error", err)
+	case errors.Is(err, errUnreachable), r.ran && errors.Is(err, errSmall):
+		r.away.warn(r.o.Logger, "waiting for NATS", "error", err)
+	default:
+		return false
+	}
+	return true
+}
+
+// waitForRoom waits, after a run and before another, for a second and then until each disk has room for firing, or it cannot be told
+// whether it has: the next run says why. It returns false when ctx ends first. The first run does not wait: if it gets by with the room
+// that there is, jobs can be read and changed, and only firing waits (watchDisk).
+func (n *Node) waitForRoom(ctx context.Context) bool {
+	for sleep(ctx, time.Second) {
+		if free, err := n.room(); err != nil || free >= n.o.FreeForTicks {
+			return true
+		}
+	}
+	return false
 }

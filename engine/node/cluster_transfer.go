@@ -93,7 +93,7 @@ func (n *Node) savePart(ctx context.Context, p *partition) (part, error) {
 	o := saveOptions(len(n.partitions), n.o.Prefix)
 	o.Share, o.Only = saveShare, []uint16{uint16(p.number)}
 	got := part{Folder: rand.Text()}
-	saved, err := archive.Save(ctx, n.saved, bucket.In(got.Folder), o)
+	saved, err := archive.Save(ctx, n.jobTable, bucket.In(got.Folder), o)
 	if err != nil {
 		n.dropParts(ctx, bucket, got)
 		return part{}, err

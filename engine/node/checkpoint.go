@@ -219,14 +219,14 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	if err := n.forget(p); err != nil {
 		return err
 	}
-	build, err := n.saved.Begin(uint16(p.number))
+	build, err := n.jobTable.Begin(uint16(p.number))
 	if err != nil {
 		return err
 	}
 	defer build.Abort()
 	var c *engine.Checkpoint
 	var position uint64
-	n.withLock(p, n.meters.checkpointPause, func() {
+	p.withLock(n.meters.checkpointPause, func() {
 		if p.stopped != nil {
 			return
 		}
@@ -240,8 +240,8 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 	if c == nil {
 		return nil
 	}
-	defer n.withLock(p, n.meters.checkpointPause, c.Abandon)
-	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return ctx.Err() == nil && c.Next(jobSlice) })
+	defer p.withLock(n.meters.checkpointPause, c.Abandon)
+	p.inSlices(n.meters.checkpointPause, rest, func() bool { return ctx.Err() == nil && c.Next(jobSlice) })
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -254,14 +254,14 @@ func (n *Node) checkpointWith(ctx context.Context, p *partition, rest func()) er
 		return err
 	}
 	var before *snapshot.View
-	n.withLock(p, n.meters.checkpointPause, func() {
+	p.withLock(n.meters.checkpointPause, func() {
 		before = p.table.renew()
 		c.Committed()
 	})
 	if err := before.Close(); err != nil {
 		return err
 	}
-	n.inSlices(p, n.meters.checkpointPause, rest, func() bool { return p.machine.EvictCommitted(jobSlice) })
+	p.inSlices(n.meters.checkpointPause, rest, func() bool { return p.machine.EvictCommitted(jobSlice) })
 	p.older.Store(p.checkpoint.Load())
 	p.checkpoint.Store(position)
 	p.checkpointAt.Store(int64(n.clock.running()))
@@ -278,7 +278,7 @@ func (n *Node) forget(p *partition) error {
 		var f engine.ForgetCursor
 		var ok bool
 		var err error
-		n.withLock(p, n.meters.checkpointPause, func() {
+		p.withLock(n.meters.checkpointPause, func() {
 			m = p.machine
 			f, ok, err = m.ForgetCursor()
 		})
@@ -286,14 +286,14 @@ func (n *Node) forget(p *partition) error {
 			return err
 		}
 		var gone *engine.GoneRows
-		err = n.saved.View(uint16(p.number), func(v *snapshot.View) (err error) {
+		err = n.jobTable.View(uint16(p.number), func(v *snapshot.View) (err error) {
 			gone, err = f.Read(v, jobSlice)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		n.withLock(p, n.meters.checkpointPause, func() {
+		p.withLock(n.meters.checkpointPause, func() {
 			more = p.machine == m && m.Forget(gone) // else the partition was given up
 		})
 	}

@@ -23,10 +23,10 @@ import (
 // it. So a node has the log of every partition that it begins to follow:
 //
 //   - A node that does not follow a partition which is placed on it takes that from a node that does (follow). The other node saves it
-//     into a bucket (transfer.go); the node puts what was saved into its job table, and applies its local log from there on. If that
+//     into a bucket (cluster_transfer.go); the node puts what was saved into its job table, and applies its local log from there on. If that
 //     fails, it tries another follower next, if there is one.
 //   - A node gives up a partition that is no longer placed on it once all nodes on which it is placed follow it closely (unfollow).
-//   - A request about a partition is forwarded to a node that follows it (forward.go).
+//   - A request about a partition is forwarded to a node that follows it (api_forward.go).
 //
 // However far behind other nodes are, the log is kept as far back as one follower of each partition needs it (neededToFollow).
 const (
@@ -206,15 +206,15 @@ func (n *Node) followFrom(ctx context.Context, p *partition, from string) error 
 	if !n.reachesBack(part.Position) {
 		return fmt.Errorf("node %s has it as of %d, and the local log begins at %d", from, part.Position, n.local.First())
 	}
-	if err := n.saved.Clear(uint16(p.number)); err != nil {
+	if err := n.jobTable.Clear(uint16(p.number)); err != nil {
 		return err
 	}
-	if _, err := archive.RestorePart(ctx, bucket.In(part.Folder), part.ID, n.o.Prefix, n.saved, uint16(p.number), saveShare); err != nil {
+	if _, err := archive.RestorePart(ctx, bucket.In(part.Folder), part.ID, n.o.Prefix, n.jobTable, uint16(p.number), saveShare); err != nil {
 		return err
 	}
 	records, err := n.catchUp(ctx, p)
 	if err != nil {
-		return errors.Join(err, n.saved.Clear(uint16(p.number))) // so that the next start does not find it without the log that it needs
+		return errors.Join(err, n.jobTable.Clear(uint16(p.number))) // so that the next start does not find it without the log that it needs
 	}
 	n.log.Info("follows a partition", "partition", p.number, "from", from, "position", part.Position, "records", records, "took", time.Since(began))
 	notify(n.membership.changed)
@@ -308,7 +308,7 @@ func (n *Node) unfollow(ctx context.Context, p *partition) error {
 	p.checkpointAt.Store(0)
 	before := p.table.renew()
 	p.mu.Unlock()
-	if err := errors.Join(before.Close(), n.saved.Clear(uint16(p.number))); err != nil {
+	if err := errors.Join(before.Close(), n.jobTable.Clear(uint16(p.number))); err != nil {
 		return err
 	}
 	p.needs.Store(0)

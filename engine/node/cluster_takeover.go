@@ -3,9 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/carillon-scheduler/carillon/engine/cluster"
@@ -14,7 +11,7 @@ import (
 
 // Several nodes over one NATS
 //
-// Every node reads the whole log, stores it, and applies the records of the partitions that it follows (follow.go); by default these
+// Every node reads the whole log, stores it, and applies the records of the partitions that it follows (cluster_follow.go); by default these
 // are all partitions. So it has their state, and could serve each of them. The latest claim in the log says which node serves a
 // partition: every node's machine ignores ticks of any epoch but that claim's, and an output stream takes output n once, whoever
 // publishes it. So triggers are right even if something of what follows goes wrong: that only has to make takeovers quick.
@@ -54,60 +51,6 @@ const (
 	// yieldFor is how long a node leaves a partition to one whose server is slow only to it, once that one has taken the partition back.
 	yieldFor = 5 * time.Second
 )
-
-// membership is what this node knows as one of several over the same NATS.
-type membership struct {
-	joinEnded     chan struct{} // closed when joining has ended, well or not; nil: the node does not join
-	member        *cluster.Member
-	err           error // why it could not join
-	leaving       sync.Once
-	participating atomic.Bool   // the node claims partitions, and answers other nodes
-	since         time.Duration // when that began, since the clock began; set before participating
-	draining      atomic.Bool   // it was asked to drain
-	stopping      atomic.Bool   // it hands its partitions over for good
-	reporting     atomic.Bool   // the node's beats tell of its partitions
-	catchingUp    atomic.Bool   // a goroutine waits until nearly all of the log is applied (claimDue)
-	changed       chan struct{} // notified when it may have changed which node serves, or could serve, a partition
-
-	mu            sync.Mutex
-	unservedSince []time.Time // by partition: since when no node says that it serves it; zero if one does
-}
-
-// noteUnserved notes which partitions nobody serves.
-func (j *membership) noteUnserved(v cluster.View, partitions int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if j.unservedSince == nil {
-		j.unservedSince = make([]time.Time, partitions)
-	}
-	for p, since := range j.unservedSince {
-		switch served := v.Serving(p) != ""; {
-		case served:
-			j.unservedSince[p] = time.Time{}
-		case since.IsZero():
-			j.unservedSince[p] = time.Now()
-		}
-	}
-}
-
-// servedElsewhere tells whether some node says that it serves a partition.
-func (j *membership) servedElsewhere(partition int) bool {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.unservedSince != nil && j.unservedSince[partition].IsZero()
-}
-
-// unserved reports the partitions that nobody has served for more than lostTooLong.
-func (j *membership) unserved() (problems []string) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for p, since := range j.unservedSince {
-		if !since.IsZero() && time.Since(since) > lostTooLong {
-			problems = append(problems, fmt.Sprintf("no node has served partition %d for %s", p, time.Since(since).Round(time.Second)))
-		}
-	}
-	return problems
-}
 
 // claimLoop claims the partitions that this node should serve, until ctx ends.
 func (n *Node) claimLoop(ctx context.Context) {
@@ -171,12 +114,12 @@ func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToD
 	v := withoutSlow(all, slow, n.o.Name)
 	lives := func(node string) bool { _, found := all.Member(node); return found }
 	for _, p := range n.partitions {
-		if v.Claimant(p.number, caughtUp) != n.o.Name || !n.mayClaim(p) {
+		if v.Claimant(p.number, caughtUp) != n.o.Name || !p.mayClaim() {
 			continue
 		}
-		taker, lost := n.lostJustNow(p)
+		taker, lost := p.lostJustNow()
 		switch serving := v.Serving(p.number); {
-		case all.Claimant(p.number, caughtUp) != n.o.Name && n.yields(p):
+		case all.Claimant(p.number, caughtUp) != n.o.Name && p.yields():
 		case slow.Now:
 			if serving == "" && n.stalled(p) {
 				upToDate = append(upToDate, p)
@@ -202,31 +145,22 @@ func (n *Node) stalled(p *partition) bool {
 }
 
 // lostJustNow tells whether this node learned less than claimAgain ago that another one has taken a partition from it, and which.
-func (n *Node) lostJustNow(p *partition) (taker string, lost bool) {
+func (p *partition) lostJustNow() (taker string, lost bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.takenBy, time.Since(p.takenAt) < claimAgain
 }
 
 // yields tells whether another node took a partition back, soon after this one had claimed it, less than yieldFor ago.
-func (n *Node) yields(p *partition) bool {
+func (p *partition) yields() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.takenBack && time.Since(p.takenAt) < yieldFor
 }
 
 // mayClaim tells whether this node may claim a partition: it follows it, does not own it, and has not claimed it within claimAgain.
-func (n *Node) mayClaim(p *partition) bool {
+func (p *partition) mayClaim() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.follows.Load() && p.owner.Epoch == 0 && p.stopped == nil && !p.claiming && !time.Now().Before(p.claimable)
-}
-
-// nearLogEnd waits until all that the log has is applied. It is false if more than handOverLag records are missing, or if this takes longer
-// than handOverAsk.
-func (n *Node) nearLogEnd(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, handOverAsk)
-	defer cancel()
-	end, err := n.logEnd.ask(ctx, n.askLogEnd)
-	return err == nil && end-min(end, n.applied.Load()) <= handOverLag && n.awaitApplied(ctx, end) == nil
 }

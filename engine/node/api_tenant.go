@@ -27,33 +27,6 @@ var tenants = map[string]bool{
 // tenantName allows no ':', which ends the tenant's name in a job id. So no job id belongs to two tenants.
 var tenantName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// split takes a request's subject apart. It is <prefix>.api.<verb>[.<job>] or <prefix>.tenant.<tenant>.<verb>[.<job>]. Between nodes it
-// is one of these with <prefix>.node.<name> in place of <prefix>, or <prefix>.node.<name>.<verb>[.<rest>].
-func (c *call) split(prefix string) error {
-	rest := strings.TrimPrefix(c.Subject(), prefix+".")
-	token, rest, _ := strings.Cut(rest, ".")
-	if token == "node" { // from another node, which forwards a client's request, or has one of its own
-		c.forwarded = true
-		_, rest, _ = strings.Cut(rest, ".")
-		if !strings.HasPrefix(rest, "api.") && !strings.HasPrefix(rest, "tenant.") {
-			_, c.job, _ = strings.Cut(rest, ".")
-			return nil
-		}
-		token, rest, _ = strings.Cut(rest, ".")
-	}
-	if token == "tenant" {
-		c.tenant, rest, _ = strings.Cut(rest, ".")
-	}
-	_, c.job, _ = strings.Cut(rest, ".")
-	if token == "tenant" && !tenantName.MatchString(c.tenant) {
-		return &carillon.Error{
-			Code: carillon.CodeInvalidField, Field: "tenant",
-			Message: fmt.Sprintf("%q is no tenant: 1 to 64 of A-Z a-z 0-9 _ -", c.tenant),
-		}
-	}
-	return nil
-}
-
 // mayID returns an error if a job id is not the tenant's.
 func (c *call) mayID(id string) error {
 	if c.tenant == "" || strings.HasPrefix(id, c.tenant+":") {

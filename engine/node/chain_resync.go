@@ -62,7 +62,7 @@ func (n *Node) resync(ctx context.Context, p *partition) {
 		case errors.Is(err, errStopped):
 			return
 		case errors.Is(err, errNotOwner):
-			if !p.stillServing() {
+			if !p.endUnlessServing() {
 				return
 			}
 			before = ownerPause
@@ -83,8 +83,8 @@ var (
 	errNotOwner = errors.New("node: the partition is not this node's")
 )
 
-// stillServing tells whether this node still serves the partition. If not, resyncing ends, and begins again after the next claim.
-func (p *partition) stillServing() bool {
+// endUnlessServing tells whether this node still serves the partition. If not, resyncing ends, and begins again after the next claim.
+func (p *partition) endUnlessServing() bool {
 	p.out.Lock()
 	defer p.out.Unlock()
 	p.resyncing = p.serving

@@ -228,7 +228,7 @@ func (n *Node) save(ctx context.Context, r *carillon.SnapshotRequest, one *save)
 		one.progress = carillon.SnapshotReply{Phase: carillon.SnapshotWrite, Done: p.Done, Total: p.Total, Rows: p.Pairs, Blocks: p.Blocks}
 	}
 	began := time.Now()
-	saved, err = archive.Save(writing, n.saved, target, o)
+	saved, err = archive.Save(writing, n.jobTable, target, o)
 	if cause := context.Cause(writing); err != nil && cause != nil && ctx.Err() == nil {
 		err = cause
 	}

@@ -168,7 +168,7 @@ func TestClaimAgain(t *testing.T) {
 	if serves := n.serves(); serves != 0 {
 		t.Errorf("%d partitions are counted after the claim failed", serves)
 	}
-	if !n.mayClaim(p) {
+	if !p.mayClaim() {
 		t.Error("it may not be claimed")
 	}
 }
@@ -266,7 +266,7 @@ func TestOwnClaims(t *testing.T) {
 		t.Error("it counts as lost")
 	}
 	comes("another node's", "b", 0)
-	if p.takenAt.IsZero() || n.yields(p) {
+	if p.takenAt.IsZero() || p.yields() {
 		t.Error("it does not count as lost, or counts as taken back")
 	}
 	run := p.run
@@ -279,7 +279,7 @@ func TestOwnClaims(t *testing.T) {
 	p.chain.Resume(0, 0, nil)
 	comes("one of a moment ago", "a", 7)
 	comes("another node's at once", "b", 0)
-	if !n.yields(p) {
+	if !p.yields() {
 		t.Error("it does not count as taken back")
 	}
 }
@@ -297,14 +297,14 @@ func TestClaimLate(t *testing.T) {
 	p := &partition{machine: engine.New(n.layout, 0), chain: engine.NewChain()}
 	p.follows.Store(true)
 	n.claim(p)
-	if n.mayClaim(p) {
+	if p.mayClaim() {
 		t.Error("a claim on its way does not count")
 	}
 	m, err := claims.NextMsg(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	natstest.Eventually(t, "the claim is due again", func() bool { return n.mayClaim(p) })
+	natstest.Eventually(t, "the claim is due again", func() bool { return p.mayClaim() })
 	waits := func() time.Duration {
 		p.mu.Lock()
 		defer p.mu.Unlock()
