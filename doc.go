@@ -34,7 +34,7 @@
 // # What else is here
 //
 // The rest is used by the service itself: [ParsePut] and the other Parse functions for commands and requests
-// read strictly; the Append functions write replies and events; [Names] has every subject and stream. None of
+// read strictly; the Append functions write replies and events; [Names] has the subjects and streams that clients use. None of
 // these does I/O, reads a clock or depends on the order of a map. docs/protocol.md describes all of it for
 // clients in other languages.
 package carillon

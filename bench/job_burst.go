@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // A jobBurst is many triggers due at once, more than can be published in time. Its jobs are put, and the triggers
@@ -143,8 +144,8 @@ func (s *jobBurst) putFirst(ctx context.Context, nc *nats.Conn, names carillon.N
 // validateOwn refuses settings of an engine that runs already.
 func (s Service) validateOwn(partitions int, persistAsync bool) error {
 	switch {
-	case partitions < 0 || partitions > 1024:
-		return fmt.Errorf("bench: Partitions is %d, must be 1 to 1024", partitions)
+	case partitions < 0 || partitions > streams.MaxPartitions:
+		return fmt.Errorf("bench: Partitions is %d, must be 1 to %d", partitions, streams.MaxPartitions)
 	case s.Server != "" && (partitions != 0 || persistAsync):
 		return errors.New("bench: Partitions and PersistAsync are of an engine that is started for the run; one that runs already has its own")
 	}

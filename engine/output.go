@@ -68,9 +68,9 @@ func (o *Output) Payload() string {
 func (o *Output) ID() string {
 	switch o.Kind {
 	case OutputTrigger:
-		return o.Job + "@" + strconv.FormatInt(o.Scheduled, 10)
+		return carillon.FormatTriggerID(o.Job, o.Scheduled)
 	case OutputForced:
-		return o.Job + "!" + strconv.FormatUint(o.ForcedSeq, 10)
+		return carillon.FormatForcedID(o.Job, o.ForcedSeq)
 	}
 	return ""
 }
@@ -87,13 +87,10 @@ func (o *Output) AppendHeader(dst []byte) []byte {
 	dst = append(dst, carillon.HeaderJob+": "...)
 	dst = append(dst, o.Job...)
 	dst = append(dst, "\r\n"+carillon.HeaderTrigger+": "...)
-	dst = append(dst, o.Job...)
 	if o.Kind == OutputForced {
-		dst = append(dst, '!')
-		dst = strconv.AppendUint(dst, o.ForcedSeq, 10)
+		dst = append(dst, carillon.FormatForcedID(o.Job, o.ForcedSeq)...)
 	} else {
-		dst = append(dst, '@')
-		dst = strconv.AppendInt(dst, o.Scheduled, 10)
+		dst = carillon.AppendTriggerID(dst, o.Job, o.Scheduled)
 	}
 	dst = append(dst, "\r\n"+carillon.HeaderScheduled+": "...)
 	dst = carillon.AppendTime(dst, time.UnixMilli(o.Scheduled))

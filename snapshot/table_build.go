@@ -84,9 +84,6 @@ func (t *Table) Begin(partition uint16) (*Build, error) {
 	return b, nil
 }
 
-// ID is the ID of the checkpoint being built.
-func (b *Build) ID() uint64 { return b.to.ID }
-
 func (b *Build) room(room byte) *pending {
 	p := b.rooms[room]
 	if p == nil {

@@ -308,7 +308,7 @@ func TestTableModel(t *testing.T) {
 					}
 				}
 				got, err := b.Commit()
-				if err != nil || got != next.newest.Base || got.ID != b.ID() {
+				if err != nil || got != next.newest.Base || got.ID != b.to.ID {
 					t.Fatal(got, err)
 				}
 				model[p] = next

@@ -4,10 +4,8 @@
 //	s, err := wal.OpenStore(wal.Options{Dir: dir})
 //	l := s.Log()
 //	err = l.Read(position+1, apply)        // recovery: one sequential pass
-//	wait := l.Submit(batch)                // one atomic batch, one fsync
-//	                                       // prepare the next batch meanwhile
-//	if err := wait(); err == nil {         // now, and only now, the records are on disk
-//		apply(batch)
+//	if err := l.Append(batch); err == nil { // one atomic batch, one fsync
+//		apply(batch)                       // now, and only now, the records are on disk
 //	}
 //
 // # One log a node
@@ -26,7 +24,7 @@
 //
 // # What a nil error means
 //
-// Append and the wait of Submit return nil after the fsync of a batch that holds all of the call's records.
+// Append returns nil after the fsync of a batch that holds all of the call's records.
 // After a crash at any moment the log is as it was after some call, and not after an earlier one than the last that
 // returned nil: a call's records are all there or none, and so with a truncation. Records of a call that had not
 // returned may be there. Last and First count only what is on disk.

@@ -89,29 +89,19 @@ func (l *Log) Last() uint64 { return l.durable.Load().last }
 //
 // Other errors: ErrOrder; ErrFailed (after the store is opened again, either all of the records are there or none);
 // ErrClosed.
-func (l *Log) Append(recs []Record) error { return l.Submit(recs)() }
-
-// Submit is Append in two steps. Submit returns when the place of the records in the log is fixed; wait returns nil when
-// they are on disk, or Append's error. So the caller can prepare and submit the next batch while this one is synced.
-// Syncs end in order: once wait has returned nil, everything submitted before is on disk, too. The bytes may
-// be reused when Submit returns. wait may be called from any goroutine, more than once, or never.
-func (l *Log) Submit(recs []Record) (wait func() error) {
+func (l *Log) Append(recs []Record) error {
 	start := time.Now()
 	done, size, err := l.submit(recs)
-	if err != nil {
-		return func() error { return err }
+	if err == nil {
+		err = done()
 	}
-	return sync.OnceValue(func() error {
-		if err := done(); err != nil {
-			return err
-		}
-		if l.store.opts.OnSync != nil {
-			l.store.opts.OnSync(time.Since(start), len(recs), size)
-		}
-		return nil
-	})
+	if err == nil && l.store.opts.OnSync != nil {
+		l.store.opts.OnSync(time.Since(start), len(recs), size)
+	}
+	return err
 }
 
+// submit fixes the place of the records in the log; done returns when they are on disk, with Append's error. Syncs end in order.
 func (l *Log) submit(recs []Record) (done func() error, size int, err error) {
 	var last uint64
 	for _, r := range recs {

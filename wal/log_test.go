@@ -89,13 +89,22 @@ func TestAppend(t *testing.T) {
 	}
 }
 
+// submit is Append in two steps, so that appends can overlap.
+func submit(l *Log, recs []Record) (wait func() error) {
+	done, _, err := l.submit(recs)
+	if err != nil {
+		return func() error { return err }
+	}
+	return sync.OnceValue(done)
+}
+
 // A record submitted again before its first sync must wait for that sync.
 func TestSubmitAgain(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir()})
 	l := s.Log()
 	rec := []Record{{1, []byte("x")}}
-	first := l.Submit(rec)
-	must(t, l.Submit(rec)())
+	first := submit(l, rec)
+	must(t, submit(l, rec)())
 	if l.Last() != 1 {
 		t.Fatalf("appended, but the log ends at %d", l.Last())
 	}
@@ -103,7 +112,7 @@ func TestSubmitAgain(t *testing.T) {
 	must(t, first())
 
 	// Of two batches, the waiter of the earlier one may come last; it does not take back what the later one has made visible.
-	earlier, later := l.Submit([]Record{{2, nil}}), l.Submit([]Record{{3, nil}})
+	earlier, later := submit(l, []Record{{2, nil}}), submit(l, []Record{{3, nil}})
 	_, err := l.Get(3) // not on disk yet
 	wantErr(t, err, ErrNotFound)
 	must(t, later())
@@ -182,7 +191,7 @@ func TestConcurrent(t *testing.T) {
 	})
 	var waits []func() error
 	for seq := uint64(1); seq <= n; seq++ {
-		waits = append(waits, l.Submit([]Record{{seq, []byte(data(seq))}}))
+		waits = append(waits, submit(l, []Record{{seq, []byte(data(seq))}}))
 		if len(waits) == 4 || seq == n {
 			for _, wait := range waits {
 				must(t, wait())
@@ -357,7 +366,7 @@ func TestCrash(t *testing.T) {
 						_, _ = noise.Read(data)
 						recs = append(recs, Record{seq, data})
 					}
-					waits = append(waits, s.Log().Submit(recs))
+					waits = append(waits, submit(s.Log(), recs))
 					must(t, next.append(recs))
 				}
 				history = append(history, next)
@@ -395,7 +404,7 @@ func BenchmarkAppend(b *testing.B) {
 						seq++
 						recs[i] = Record{seq, data}
 					}
-					waits = append(waits, s.Log().Submit(recs))
+					waits = append(waits, submit(s.Log(), recs))
 					if len(waits) > ahead {
 						must(b, waits[0]())
 						waits = waits[1:]

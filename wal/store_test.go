@@ -70,7 +70,7 @@ func readAll(s *Store) (map[uint64]string, error) {
 
 func TestClosed(t *testing.T) {
 	s := open(t, Options{Dir: t.TempDir()})
-	wait := s.Log().Submit([]Record{{1, []byte("x")}})
+	wait := submit(s.Log(), []Record{{1, []byte("x")}})
 	must(t, s.Close())
 	must(t, s.Close())
 	must(t, wait()) // Close ends the syncs under way

@@ -244,7 +244,8 @@ func New(now int64) *Wheel {
 	return w
 }
 
-func toKey(t int64) uint64    { return uint64(t) ^ 1<<63 }
+func toKey(t int64) uint64 { return uint64(t) ^ 1<<63 }
+
 func toTime(key uint64) int64 { return int64(key ^ 1<<63) }
 
 // levelOf is the level of the highest digit in which two keys differ, 0 if they do not.
@@ -257,7 +258,7 @@ func (w *Wheel) Now() int64 { return toTime(w.now) }
 func (w *Wheel) Len() int { return int(w.idCount - 1 - w.free.count) }
 
 // Insert adds a timer. If its deadline (unix ms) is not after Now, it is due at Now, after all that are due then already;
-// Deadline and Advance still report its own deadline.
+// Advance still reports its own deadline.
 func (w *Wheel) Insert(deadline int64, data uint32) ID {
 	id := w.newID()
 	return w.place(max(toKey(deadline), w.now), toKey(deadline), data, id)
@@ -276,11 +277,6 @@ func (w *Wheel) Remove(id ID) {
 	if u.alone || bits.OnesCount16(u.live) <= mergeMax/2 {
 		w.removed(pos)
 	}
-}
-
-// Deadline is the deadline the timer was inserted with, in unix ms. It panics if id is not live.
-func (w *Wheel) Deadline(id ID) int64 {
-	return toTime(w.deadline(*w.find(id)))
 }
 
 // Next is the time in unix ms at which the next timer is due: exactly the earliest deadline, or Now

@@ -186,7 +186,7 @@ func TestConfigDoors(t *testing.T) {
 		filepath.Join(dir, "client.crt"), filepath.Join(dir, "client.key"), filepath.Join(dir, "ca.crt"))
 	for _, door := range []string{"websocket { listen: 127.0.0.1:-1, no_tls: true }", "mqtt { listen: 127.0.0.1:-1 }", "leafnodes { listen: 127.0.0.1:-1 }"} {
 		text := "listen: 127.0.0.1:-1\nserver_name: bells\n" + door + "\n"
-		if s := start(t, Options{ConfigFile: writeConfig(t, text)}); s.Gated() {
+		if s := start(t, Options{ConfigFile: writeConfig(t, text)}); s.gated {
 			t.Errorf("%s: it says that clients are kept out", door)
 		}
 		if s := start(t, Options{ConfigFile: writeConfig(t, text+mapped)}); s.ns.Addr() == nil {
@@ -324,7 +324,7 @@ func TestConfigCluster(t *testing.T) {
 		server_name: one
 		cluster { name: c, listen: 127.0.0.1:-1, routes: [ "nats://`+natstest.FreeAddress(t)+`" ] }`)
 	s := start(t, Options{ConfigFile: file})
-	if s.Gated() {
+	if s.gated {
 		t.Error("a clustered server says its clients wait for Listen")
 	}
 	client(t, s)

@@ -68,7 +68,8 @@ type Server struct {
 }
 
 // Start runs the server on o.Dir and returns when JetStream has recovered its streams and an
-// in-process connection works. Clients are not let in yet; see Listen and Gated.
+// in-process connection works. Clients are not let in before Listen, unless the
+// configuration file has listeners that open in Start (gated).
 //
 // Errors: ErrDirInUse, an option or a line of the configuration file that cannot be used (named), a
 // store that cannot be opened.
@@ -377,10 +378,6 @@ func (s *Server) connect(key nkeys.KeyPair, opts []nats.Option) (*nats.Conn, err
 	}
 	return nc, nil
 }
-
-// Gated reports whether clients are kept out until Listen. It is false for a configuration file with
-// a cluster, gateway, leaf nodes, websocket or MQTT: those listeners open in Start.
-func (s *Server) Gated() bool { return s.gated }
 
 // Listen opens the port for clients. An error names the address that cannot be listened on. A second call
 // does nothing.

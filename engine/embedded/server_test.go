@@ -355,7 +355,7 @@ func TestServerPublishesForAnyone(t *testing.T) {
 func TestClientsWaitForListen(t *testing.T) {
 	address := natstest.FreeAddress(t)
 	s := start(t, Options{Listen: address})
-	if !s.Gated() {
+	if !s.gated {
 		t.Error("the default server says clients can come in early")
 	}
 	if c, err := net.Dial("tcp", address); err == nil {

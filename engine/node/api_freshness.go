@@ -30,20 +30,20 @@ const (
 )
 
 // answered notes that the ping sent at a time was answered. A ping is sent once the one before is over.
-func (p *freshness) answered(sent, now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if now.Sub(p.last) > freshFor {
-		p.lateAt = now
+func (f *freshness) answered(sent, now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if now.Sub(f.last) > freshFor {
+		f.lateAt = now
 	}
-	p.last = sent
+	f.last = sent
 }
 
 // fresh tells whether a request that is read now was sent to the node just before.
-func (p *freshness) fresh(now time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return now.Sub(p.last) <= freshFor && now.Sub(p.lateAt) > settleFor
+func (f *freshness) fresh(now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return now.Sub(f.last) <= freshFor && now.Sub(f.lateAt) > settleFor
 }
 
 // ping waits until the node's server has answered on both connections, and tells whether it did before ctx ended.

@@ -35,19 +35,19 @@ const (
 )
 
 // leftWithin tells whether the node left a server, because a leader was out of its reach, less than lately ago.
-func (d *switching) leftWithin(server string, lately time.Duration) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return time.Since(d.left[server]) < lately
+func (s *switching) leftWithin(server string, lately time.Duration) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.left[server]) < lately
 }
 
-func (d *switching) noteLeft(server string) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.left == nil {
-		d.left = make(map[string]time.Time)
+func (s *switching) noteLeft(server string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.left == nil {
+		s.left = make(map[string]time.Time)
 	}
-	d.left[server] = time.Now()
+	s.left[server] = time.Now()
 }
 
 // switchIfSilent goes to another server if the present one, on another machine, is the only one that does not answer: the way to that

@@ -74,13 +74,13 @@ func (n *Node) logConnection(purpose string) nats.Option {
 }
 
 // warn logs a warning, or only counts it if one was logged in the last while (loglimit.Every). args are slog's.
-func (t *limitedLog) warn(log *slog.Logger, what string, args ...any) {
-	t.logAtMost(1, log.Warn, what, args...)
+func (l *limitedLog) warn(log *slog.Logger, what string, args ...any) {
+	l.logAtMost(1, log.Warn, what, args...)
 }
 
 // logAtMost logs with say the first so many in a while (loglimit.Every), with the number of those held back before it.
-func (t *limitedLog) logAtMost(most int, say func(string, ...any), what string, args ...any) {
-	if held, ok := t.lines.Allow(most, time.Now()); ok {
+func (l *limitedLog) logAtMost(most int, say func(string, ...any), what string, args ...any) {
+	if held, ok := l.lines.Allow(most, time.Now()); ok {
 		say(what, append(args, "held_back", held)...)
 	}
 }

@@ -30,75 +30,75 @@ const (
 )
 
 // count counts records that were read. Those up to last are in held already: a node that comes back reads many of these.
-func (f *logUsage) count(records []wal.Record) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (u *logUsage) count(records []wal.Record) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
 	for i := range records {
 		size := uint64(len(records[i].Data))
-		f.seq, f.read = records[i].Seq, f.read+size
-		if f.seq > f.last {
-			f.since += size
+		u.seq, u.read = records[i].Seq, u.read+size
+		if u.seq > u.last {
+			u.since += size
 		}
 	}
 }
 
 // bytesRead is how much was read in this run.
-func (f *logUsage) bytesRead() uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.read
+func (u *logUsage) bytesRead() uint64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.read
 }
 
 // update takes the stream's answer; read is what bytesRead returned before the stream was asked. If a record after the answer's last one
 // was read meanwhile, all that was read meanwhile counts: rather too much than too little.
-func (f *logUsage) update(info streams.Info, read uint64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.held, f.limit, f.first, f.last, f.since = info.Bytes, uint64(max(info.MaxBytes, 0)), info.First, info.Last, 0
-	if f.seq > f.last {
-		f.since = f.read - read
+func (u *logUsage) update(info streams.Info, read uint64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.held, u.limit, u.first, u.last, u.since = info.Bytes, uint64(max(info.MaxBytes, 0)), info.First, info.Last, 0
+	if u.seq > u.last {
+		u.since = u.read - read
 	}
-	if f.freed != nil && !f.above(waitAbove) {
-		close(f.freed)
-		f.freed = nil
+	if u.freed != nil && !u.above(waitAbove) {
+		close(u.freed)
+		u.freed = nil
 	}
 }
 
 // above tells whether more than so many eighths of the stream are in use. The caller holds mu.
-func (f *logUsage) above(eighths uint64) bool {
-	return f.limit > 0 && (f.held+f.since)*8 > f.limit*eighths
+func (u *logUsage) above(eighths uint64) bool {
+	return u.limit > 0 && (u.held+u.since)*8 > u.limit*eighths
 }
 
 // holds tells whether the stream began at a sequence or below when it was last asked.
-func (f *logUsage) holds(seq uint64) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.first <= seq
+func (u *logUsage) holds(seq uint64) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.first <= seq
 }
 
 // mustFree tells whether the stream must be freed.
-func (f *logUsage) mustFree() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.above(freeAbove)
+func (u *logUsage) mustFree() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.above(freeAbove)
 }
 
 // nearlyFull tells whether requests have to wait.
-func (f *logUsage) nearlyFull() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.above(waitAbove)
+func (u *logUsage) nearlyFull() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.above(waitAbove)
 }
 
 // mustWait returns nil if there is room for a request; otherwise a channel that is closed once there is.
-func (f *logUsage) mustWait() <-chan struct{} {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.above(waitAbove) {
+func (u *logUsage) mustWait() <-chan struct{} {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if !u.above(waitAbove) {
 		return nil
 	}
-	if f.freed == nil {
-		f.freed = make(chan struct{})
+	if u.freed == nil {
+		u.freed = make(chan struct{})
 	}
-	return f.freed
+	return u.freed
 }

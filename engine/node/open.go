@@ -41,7 +41,7 @@ func (n *Node) open(ctx context.Context) (err error) {
 	if err := n.openJobs(n.compactionRest(ctx)); err != nil {
 		return err
 	}
-	n.layout, _ = n.savedLayout() // if it cannot be read, recover says so
+	n.layout, _ = layoutOf(n.jobTable, n.o.Data) // if it cannot be read, recover says so
 	if err := n.expectSaved(&o); err != nil {
 		return err
 	}

@@ -141,16 +141,16 @@ func (n *Node) openMachine(number int, v *snapshot.View) (*engine.Machine, error
 	return engine.Open(n.layout, number, v)
 }
 
-// savedLayout is the layout of the service whose checkpoints are in the job table.
-func (n *Node) savedLayout() (l engine.Layout, err error) {
-	first, found, err := n.jobTable.First()
+// layoutOf is the layout of the service whose checkpoints are in the job table of a data directory.
+func layoutOf(t *snapshot.Table, data string) (l engine.Layout, err error) {
+	first, found, err := t.First()
 	if err == nil && !found {
-		err = fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", n.o.Data)
+		err = fmt.Errorf("node: %s has no checkpoint yet: start the service on it and stop it", data)
 	}
 	if err != nil {
 		return l, err
 	}
-	err = n.jobTable.View(first, func(v *snapshot.View) error {
+	err = t.View(first, func(v *snapshot.View) error {
 		state, err := v.State()
 		if err != nil {
 			return err

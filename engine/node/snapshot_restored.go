@@ -98,7 +98,7 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 			return nil, err
 		}
 		r.repartition(ctx, t, m, repartition, &into)
-		into.States = func(*archive.Manifest) ([]archive.State, error) {
+		into.States = func() ([]archive.State, error) {
 			states, jobs := repartition.States()
 			done.Jobs = jobs
 			return r.states(states), nil
@@ -109,7 +109,7 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 			of[i] = s.OnNewStreams(0)
 			done.Jobs += s.Jobs
 		}
-		into.States = func(*archive.Manifest) ([]archive.State, error) { return r.states(of), nil }
+		into.States = func() ([]archive.State, error) { return r.states(of), nil }
 	}
 	done.Partitions = r.Partitions
 	if _, err := archive.Restore(ctx, t, m.ID, dir, into); err != nil {
@@ -197,7 +197,7 @@ func (r *restored) repartition(ctx context.Context, t archive.Target, m *archive
 		progress = func(archive.Progress) {}
 	}
 	into.Partitions = r.Partitions
-	into.Prepare = func(*archive.Manifest) error {
+	into.Prepare = func() error {
 		return inspect(ctx, t, m, repartition, func(b *archive.Block) {
 			read.Blocks, read.Pairs, read.Done = read.Blocks+1, read.Pairs+b.Pairs, read.Done+b.Raw
 			progress(read)

@@ -78,7 +78,7 @@ func openStopped(o Options, log string) (*Node, error) {
 	}
 	if err == nil {
 		n.local = n.logStore.Log()
-		n.layout, err = n.savedLayout()
+		n.layout, err = layoutOf(n.jobTable, o.Data)
 	}
 	if err != nil {
 		return nil, errors.Join(err, n.close())
@@ -105,14 +105,12 @@ func SavedPartitions(data string) (_ int, err error) {
 	if err := wantStore(data, "jobs"); err != nil {
 		return 0, err
 	}
-	n := &Node{o: Options{Data: data}}
-	n.jobStore, err = wal.OpenStore(wal.Options{Dir: filepath.Join(data, "jobs"), Profile: wal.ProfileTable})
+	store, err := wal.OpenStore(wal.Options{Dir: filepath.Join(data, "jobs"), Profile: wal.ProfileTable})
 	if err != nil {
 		return 0, err
 	}
-	n.jobTable = snapshot.OpenTable(n.jobStore)
-	l, err := n.savedLayout()
-	return l.Partitions, errors.Join(err, n.jobStore.Close())
+	l, err := layoutOf(snapshot.OpenTable(store), data)
+	return l.Partitions, errors.Join(err, store.Close())
 }
 
 // wantStores returns an error if a data directory lacks one of its stores, because opening it would make it. With a new log, what the

@@ -22,23 +22,23 @@ type sender struct {
 // more that it reads in two parts.
 const flushBytes = 64 << 10
 
-func (p *sender) publish(m *Chained, onAck func(uint64, error)) error {
-	if p.wire == nil {
-		return p.acks.publish(message(m), m.kind(), onAck)
+func (s *sender) publish(m *Chained, onAck func(uint64, error)) error {
+	if s.wire == nil {
+		return s.acks.publish(message(m), m.kind(), onAck)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	before := len(p.frames)
-	frame := append(append(p.frames, "HPUB "...), m.Subject...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := len(s.frames)
+	frame := append(append(s.frames, "HPUB "...), m.Subject...)
 	frame = append(frame, ' ')
 	if onAck != nil {
-		id, err := p.acks.await(m.kind(), onAck)
+		id, err := s.acks.await(m.kind(), onAck)
 		if err != nil {
 			return err
 		}
-		frame = append(p.acks.appendReply(frame, id), ' ')
+		frame = append(s.acks.appendReply(frame, id), ' ')
 	}
-	expect := strconv.AppendUint(p.digits[:0], m.Expect, 10)
+	expect := strconv.AppendUint(s.digits[:0], m.Expect, 10)
 	size := len(headerVersion) + len(expectLine) + len(expect) + len("\r\n") + len(m.Header) + len("\r\n")
 	frame = strconv.AppendInt(frame, int64(size), 10)
 	frame = append(frame, ' ')
@@ -46,13 +46,13 @@ func (p *sender) publish(m *Chained, onAck func(uint64, error)) error {
 	frame = append(frame, "\r\n"+headerVersion+expectLine...)
 	frame = append(append(frame, expect...), "\r\n"...)
 	frame = append(append(frame, m.Header...), "\r\n"...)
-	p.frames = append(append(frame, m.Data...), "\r\n"...)
+	s.frames = append(append(frame, m.Data...), "\r\n"...)
 	switch {
-	case len(p.frames) < flushBytes:
+	case len(s.frames) < flushBytes:
 	case before == 0:
-		p.send(len(p.frames))
+		s.send(len(s.frames))
 	default:
-		p.send(before)
+		s.send(before)
 	}
 	return nil
 }
@@ -62,24 +62,24 @@ const (
 	expectLine    = ExpectedLastSequence + ": "
 )
 
-func (p *sender) flush() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.frames) > 0 {
-		p.send(len(p.frames))
+func (s *sender) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.frames) > 0 {
+		s.send(len(s.frames))
 	}
 }
 
 // send writes the first n bytes of what was gathered. If that fails, all awaited answers fail. So every chain hears of it, because
 // it awaits the answer to its last message.
-func (p *sender) send(n int) {
+func (s *sender) send(n int) {
 	err := ErrDisconnected
-	if p.acks.nc.IsConnected() { // so the library has subscribed again; before that answers would be lost
-		err = p.wire.Write(p.frames[:n])
+	if s.acks.nc.IsConnected() { // so the library has subscribed again; before that answers would be lost
+		err = s.wire.Write(s.frames[:n])
 	}
-	p.frames = p.frames[:copy(p.frames, p.frames[n:])]
+	s.frames = s.frames[:copy(s.frames, s.frames[n:])]
 	if err != nil {
-		go p.acks.failAll(err) // in a goroutine, because callbacks may wait for our caller
+		go s.acks.failAll(err) // in a goroutine, because callbacks may wait for our caller
 	}
 }
 

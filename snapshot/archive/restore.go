@@ -30,7 +30,7 @@ type RestoreOptions struct {
 	Partitions int
 
 	// Prepare, if not nil, is called before anything else, once the directory is locked against other restores.
-	Prepare func(*Manifest) error
+	Prepare func() error
 
 	// Route says where a pair goes, or that it is left out (keep is false). nil: everything stays where it is. It is called
 	// room by room. In a room it gets the pairs of each partition in the order of their keys, and merges the partitions by
@@ -42,7 +42,7 @@ type RestoreOptions struct {
 
 	// States makes the positions and states of the new partitions, after all pairs were routed. nil: as they were,
 	// which needs the same number of partitions.
-	States func(*Manifest) ([]State, error)
+	States func() ([]State, error)
 
 	// Finish adds what else belongs into the data directory, before that is put in its place. It gets the directory under
 	// construction, with the table closed. It must sync what it writes.
@@ -97,7 +97,7 @@ func Restore(ctx context.Context, t Target, id, dir string, o RestoreOptions) (_
 	r.tell = r.count
 	r.progress.Total = m.Totals().Raw
 	if o.Prepare != nil {
-		err = o.Prepare(m)
+		err = o.Prepare()
 	}
 	if err == nil {
 		err = r.build(ctx, tmp)
@@ -247,7 +247,7 @@ func (r *restorer) states() ([]State, error) {
 	var states []State
 	if r.o.States != nil {
 		var err error
-		if states, err = r.o.States(r.manifest); err != nil {
+		if states, err = r.o.States(); err != nil {
 			return nil, err
 		}
 	} else {

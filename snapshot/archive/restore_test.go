@@ -21,6 +21,8 @@ func TestRoute(t *testing.T) {
 	mem := vfs.NewMem()
 	target := OpenDir(mem, "archive")
 	all := fixture(t, mem, target, 400)
+	saved, err := Get(ctx, target, "")
+	must(t, err)
 	for _, partitions := range []int{1, 3, 5} {
 		route := func(from uint16, room byte, key, value []byte) (Routed, bool, error) {
 			h := fnv.New32a()
@@ -48,8 +50,8 @@ func TestRoute(t *testing.T) {
 				routed++
 				return route(from, room, key, value)
 			},
-			States: func(m *Manifest) (states []State, err error) {
-				if pairs := m.Totals().Pairs; uint64(routed) != pairs {
+			States: func() (states []State, err error) {
+				if pairs := saved.Totals().Pairs; uint64(routed) != pairs {
 					return nil, fmt.Errorf("asked for states after %d of %d pairs", routed, pairs)
 				}
 				for _, c := range want {
@@ -116,7 +118,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"one key twice": {RestoreOptions{Route: func(_ uint16, _ byte, key, value []byte) (Routed, bool, error) {
 			return Routed{0, key, value}, true, nil
 		}}, "comes after"},
-		"states":  {RestoreOptions{States: func(*Manifest) ([]State, error) { return make([]State, 1), nil }}, "states of 1"},
+		"states":  {RestoreOptions{States: func() ([]State, error) { return make([]State, 1), nil }}, "states of 1"},
 		"finish":  {RestoreOptions{Finish: func(string) error { return boom }}, "boom"},
 		"context": {RestoreOptions{}, "canceled"},
 	} {
