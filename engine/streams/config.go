@@ -196,10 +196,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err := checkVersion(nc.ConnectedServerVersion()); err != nil {
 		return nil, err
 	}
-	asked := cfg.Partitions
-	if cfg.Partitions == 0 {
-		cfg.Partitions = defaultPartitions
-	}
+	cfg.Partitions = cmp.Or(cfg.Partitions, defaultPartitions)
 	need := cfg.rights(inboxPrefix(nc)).and(cfg.Rights)
 	if err := checkRights(ctx, nc, need); err != nil {
 		return nil, err
@@ -211,45 +208,21 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err != nil {
 		return nil, fmt.Errorf("streams: %w", err)
 	}
-
-	if cfg.MustExist {
-		if _, err := js.Stream(ctx, cfg.logName()); errors.Is(err, jetstream.ErrStreamNotFound) {
-			return nil, fmt.Errorf("%w as %s", ErrNoStream, cfg.logName())
-		}
-	}
-	got, err := cfg.ensure(ctx, js, cfg.logConfig())
+	log, err := cfg.openLog(ctx, js, given)
 	if err != nil {
 		return nil, err
 	}
-	made, ok := PartitionsOf(got)
-	if ok && asked != 0 && made != asked {
-		return nil, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, asked)
-	}
-	if ok {
+	if made, ok := PartitionsOf(log); ok {
 		cfg.Partitions = made
 	}
-	if err := check(got, cfg.logConfig()); err != nil {
-		return nil, err
-	}
-	if err := given.updateLimits(ctx, js, got, given.LogMaxBytes, 0); err != nil {
-		return nil, err
-	}
 	least := cfg                // of an existing stream
-	cfg.Replicas = got.Replicas // output streams that are made now get as many
+	cfg.Replicas = log.Replicas // output streams that are made now get as many
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
-		got, err := cfg.ensure(ctx, js, cfg.outConfig(p))
-		if err != nil {
-			return nil, err
-		}
-		if err := check(got, least.outConfig(p)); err != nil {
-			return nil, err
-		}
-		if err := given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge); err != nil {
+		if err := cfg.openOut(ctx, js, given, p, least.outConfig(p)); err != nil {
 			return nil, err
 		}
 	}
-
 	acks, err := newAcks(nc, cfg.AckTimeout)
 	if err != nil {
 		return nil, err
@@ -260,6 +233,40 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 		s.Out = append(s.Out, &OutStream{stream: of(least.outConfig(p)), sender: s.sender})
 	}
 	return s, nil
+}
+
+// openLog returns the configuration of the log stream, which is made if it is not there. given has what was asked for, without defaults.
+func (c Config) openLog(ctx context.Context, js jetstream.JetStream, given Config) (got jetstream.StreamConfig, err error) {
+	if c.MustExist {
+		if _, err := js.Stream(ctx, c.logName()); errors.Is(err, jetstream.ErrStreamNotFound) {
+			return got, fmt.Errorf("%w as %s", ErrNoStream, c.logName())
+		}
+	}
+	if got, err = c.ensure(ctx, js, c.logConfig()); err != nil {
+		return got, err
+	}
+	if made, ok := PartitionsOf(got); ok {
+		if given.Partitions != 0 && made != given.Partitions {
+			return got, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, given.Partitions)
+		}
+		c.Partitions = made
+	}
+	if err := check(got, c.logConfig()); err != nil {
+		return got, err
+	}
+	return got, given.updateLimits(ctx, js, got, given.LogMaxBytes, 0)
+}
+
+// openOut makes the output stream of a partition if it is not there, and checks it against the least that it must be.
+func (c Config) openOut(ctx context.Context, js jetstream.JetStream, given Config, p int, least jetstream.StreamConfig) error {
+	got, err := c.ensure(ctx, js, c.outConfig(p))
+	if err != nil {
+		return err
+	}
+	if err := check(got, least); err != nil {
+		return err
+	}
+	return given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge)
 }
 
 // Flush sends what PublishChained has gathered.
