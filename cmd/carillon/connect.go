@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,11 +26,11 @@ type connection struct {
 	cert, key, ca                       string
 	tlsFirst                            bool
 	timeout                             time.Duration
-	prefix                              string
+	prefix, inboxPrefix                 string
 }
 
 var connectionFlags = []string{
-	"server", "user", "password", "creds", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst", "timeout", "prefix",
+	"server", "user", "password", "creds", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst", "inbox-prefix", "timeout", "prefix",
 }
 
 func (c *connection) flags(f *pflag.FlagSet) {
@@ -42,6 +43,7 @@ func (c *connection) flags(f *pflag.FlagSet) {
 	f.StringVar(&c.key, "tlskey", "", "TLS private key `file` ($NATS_KEY)")
 	f.StringVar(&c.ca, "tlsca", "", "TLS certificate authority `file` ($NATS_CA)")
 	f.BoolVar(&c.tlsFirst, "tlsfirst", false, "begin with TLS, where the server is configured with handshake_first")
+	f.Var((*nonEmpty)(&c.inboxPrefix), "inbox-prefix", "`subject` under which answers come, where the user may hear no other (default _INBOX)")
 	f.DurationVar(&c.timeout, "timeout", 0, "how long to wait for an answer ($NATS_TIMEOUT; default 10s)")
 	f.Var((*nonEmpty)(&c.prefix), "prefix", "the service's subject `prefix` ($CARILLON_PREFIX; default carillon)")
 }
@@ -164,6 +166,12 @@ func (c *connection) options() ([]nats.Option, error) {
 	}
 	if c.tlsFirst {
 		o = append(o, nats.TLSHandshakeFirst())
+	}
+	if p := c.inboxPrefix; p != "" {
+		if strings.ContainsAny(p, "*> \t\r\n") || slices.Contains(strings.Split(p, "."), "") {
+			return nil, usagef("--inbox-prefix is %q, must be a subject without wildcards, such as _INBOX_ann", p)
+		}
+		o = append(o, nats.CustomInboxPrefix(p))
 	}
 	return o, nil
 }

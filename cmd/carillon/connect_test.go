@@ -174,6 +174,42 @@ func TestConnectWithCredentials(t *testing.T) {
 	}
 }
 
+// A user that may hear only the answers under its own prefix gets them there.
+func TestInboxPrefix(t *testing.T) {
+	may := &natsserver.Permissions{Subscribe: &natsserver.SubjectPermission{Allow: []string{"_INBOX_ann.>"}}}
+	ns := natstest.Start(t, &natsserver.Options{Users: []*natsserver.User{{Username: "ann", Password: "p", Permissions: may}, {Username: "service", Password: "p"}}})
+	service, err := nats.Connect(ns.ClientURL(), nats.UserInfo("service", "p"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
+	_, err = service.Subscribe("question", func(m *nats.Msg) { _ = m.Respond(nil) })
+	if err == nil {
+		err = service.Flush()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &app{}
+	if err := newRootCommand(a).ParseFlags([]string{"-s", ns.ClientURL(), "--user", "ann", "--password", "p", "--inbox-prefix", "_INBOX_ann"}); err != nil {
+		t.Fatal(err)
+	}
+	nc, _, err := a.connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if _, err := nc.Request("question", nil, 10*time.Second); err != nil {
+		t.Error(err)
+	}
+	for _, prefix := range []string{"a.*", "a.", "a..b", "a b", ">"} {
+		a.connection.inboxPrefix = prefix
+		if _, _, err := a.connect(t.Context()); err == nil || !strings.Contains(err.Error(), "--inbox-prefix") {
+			t.Errorf("with the prefix %q: %v", prefix, err)
+		}
+	}
+}
+
 // A server with TLSHandshakeFirst sends nothing before the handshake. A client without --tlsfirst waits for the server's first message.
 func TestConnectTLSFirst(t *testing.T) {
 	dir := t.TempDir()

@@ -200,7 +200,7 @@ func (s *serveFlags) embedded(cmd *cobra.Command) error {
 	} else if cmd.Flags().Changed("creds") { // not for the environment's, which are for clients
 		return usagef("--creds goes with --nats, or with a --nats-config of operator mode")
 	}
-	for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst"} {
+	for _, name := range []string{"user", "password", "nkey", "tlscert", "tlskey", "tlsca", "tlsfirst", "inbox-prefix"} {
 		if cmd.Flags().Changed(name) {
 			return usagef("--%s goes with --nats; users and TLS of the embedded server are those of --nats-config", name)
 		}
