@@ -18,12 +18,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/VictoriaMetrics/metrics"
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -266,6 +268,35 @@ func TestCleanUpOfAServiceThatEnded(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("it still waits after a minute")
+	}
+}
+
+// What was still on its way into the service when a run ended early, and what the service refused to delete, is deleted, too.
+func TestCleanUpDeletesWhatComesLate(t *testing.T) {
+	t.Parallel()
+	nc, err := nats.Connect(natstest.Start(t, &server.Options{JetStream: true}).ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	replies := []carillon.SelectionReply{{}, {Matched: 3, Changed: 1, Failed: 2}, {Matched: 2, Changed: 2}, {}}
+	names := carillon.DefaultNames()
+	var asked atomic.Int64
+	if _, err := nc.Subscribe(names.API(carillon.VerbDelete, ""), func(m *nats.Msg) {
+		reply := replies[min(int(asked.Add(1)), len(replies))-1]
+		reply.Type = carillon.TypeSelection
+		if err := m.Respond(reply.AppendJSON(nil)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	e := &engine{Service: Service{Server: nc.ConnectedUrl(), Names: names}}
+	if err := e.cleanUp(t.Context(), nc, "bench-x"); err != nil {
+		t.Fatal(err)
+	}
+	if n := int(asked.Load()); n != len(replies) {
+		t.Errorf("it has asked for the jobs to be deleted %d times, expected %d", n, len(replies))
 	}
 }
 

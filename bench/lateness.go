@@ -260,7 +260,7 @@ func (e *engine) cleanUpWithin(ctx context.Context, nc *nats.Conn, patience time
 		return nil
 	}
 	ctx = context.WithoutCancel(ctx)
-	_, err := carillon.Connect(nc, carillon.WithNames(e.Names), carillon.WithTimeout(patience)).DeleteWhere(ctx, carillon.Selection{Prefix: run})
+	err := deleteJobs(ctx, carillon.Connect(nc, carillon.WithNames(e.Names), carillon.WithTimeout(patience)), run)
 	js, e2 := nc.JetStream()
 	if e2 != nil {
 		return errors.Join(err, e2)
@@ -279,4 +279,26 @@ func (e *engine) cleanUpWithin(ctx context.Context, nc *nats.Conn, patience time
 		}
 	}
 	return err
+}
+
+const (
+	deletePause  = 250 * time.Millisecond
+	deletePasses = 40
+)
+
+// deleteJobs deletes all jobs with a prefix, again and again until there are none. Once is not enough: when a run ends early, its puts may
+// still be on their way into the service, and a service that is full refuses deletes.
+func deleteJobs(ctx context.Context, client *carillon.Client, prefix string) error {
+	for pass := 1; ; pass++ {
+		r, err := client.DeleteWhere(ctx, carillon.Selection{Prefix: prefix})
+		switch {
+		case err != nil:
+			return err
+		case r.Matched == 0 && pass > 1:
+			return nil
+		case pass == deletePasses:
+			return fmt.Errorf("bench: the service still has jobs of %s", prefix)
+		}
+		time.Sleep(deletePause)
+	}
 }
