@@ -132,7 +132,11 @@ func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, r
 	if err := c.Validate(); err != nil {
 		return fieldError(cmd, err)
 	}
-	return a.printResult(run(cmd.Context(), c))
+	r, err := run(cmd.Context(), c)
+	if a.endSteps != nil {
+		a.endSteps()
+	}
+	return a.printResult(r, err)
 }
 
 // fieldFlags are the flags of fields of other names.
@@ -173,7 +177,7 @@ func (a *app) printResult(r bench.Result, err error) error {
 	return err
 }
 
-// steps shows one bar after the other, for the steps of a run; on a terminal only.
+// steps shows one bar after the other, for the steps of a run; on a terminal only. endSteps removes the last one.
 func (a *app) steps() func(step string, done, total int) {
 	if !isTerminal(a.stderr) {
 		return nil
@@ -181,13 +185,22 @@ func (a *app) steps() func(step string, done, total int) {
 	var mu sync.Mutex
 	var bar *progressbar.ProgressBar // only a drawing: its errors do not matter
 	shown := ""
+	remove := func() {
+		if bar != nil {
+			_ = bar.Finish()
+			_ = bar.Clear() // the end of a bar that was told of a little more than its total removes nothing
+		}
+	}
+	a.endSteps = func() {
+		mu.Lock()
+		defer mu.Unlock()
+		remove()
+	}
 	return func(step string, done, total int) {
 		mu.Lock()
 		defer mu.Unlock()
 		if step != shown {
-			if bar != nil {
-				_ = bar.Finish()
-			}
+			remove()
 			shown = step
 			bar = progressbar.NewOptions(total,
 				progressbar.OptionSetWriter(a.stderr), progressbar.OptionSetDescription(step), progressbar.OptionThrottle(redraw),

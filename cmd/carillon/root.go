@@ -26,6 +26,7 @@ type app struct {
 	stdout, stderr io.Writer
 	connection     connection
 	json           bool
+	endSteps       func() // of a bench that shows its steps; nil if it does not
 }
 
 // Run runs one command line, without the program's name, and returns the exit code: 0, 1 for a failure,
