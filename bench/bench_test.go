@@ -249,6 +249,25 @@ func TestLatenessOfARunningService(t *testing.T) {
 	onlyOther(t, nc)
 }
 
+// Outputs of others that a stream has dropped before a run could see them are not taken for gaps.
+func TestDroppedOutputsAreNoGaps(t *testing.T) {
+	e, nc := running(t, "--out-max-bytes", "1048576", "--partitions", "1")
+	other := carillon.Job{ID: "other", Schedule: "@every 5ms", Payload: payloadOf(20_000)}
+	if _, err := carillon.Connect(nc).Put(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	c := smallLateness(t)
+	c.Service = runningAt(t, e)
+	c.Duration = 2 * time.Second
+	r, err := RunLateness(t.Context(), c)
+	if err == nil || !strings.Contains(err.Error(), "CARILLON_OUT_0 dropped outputs") {
+		t.Errorf("the run ended with %v", err)
+	}
+	if r.Checks == nil || !r.Checks.clean() || r.Figures.Get("received_p50_ms") == 0 {
+		t.Errorf("checks are %+v, figures %v", r.Checks, r.Figures)
+	}
+}
+
 // If the service ends during a run, the run does not wait for long to remove what it left there.
 func TestCleanUpOfAServiceThatEnded(t *testing.T) {
 	t.Parallel()

@@ -114,15 +114,15 @@ func Work(ctx context.Context, nc *nats.Conn, names carillon.Names, in io.Reader
 	ctx, gone := context.WithCancelCause(ctx)
 	defer gone(nil)
 	go func() { gone(input.Decode(&plan{})) }() // there is no other plan: Decode returns when the input ends
-	var stored func() (map[storedOutput]struct{}, error)
+	var stored func() (inStream, error)
 	if start.Topic == "" {
-		stored = func() (map[storedOutput]struct{}, error) {
+		stored = func() (inStream, error) {
 			since := p.From * 1e6
 			arrivals, _ := w.arrived()
 			for _, a := range arrivals { // some are before the window, if the jobs were put again for a later one
 				since = min(since, a.stored)
 			}
-			return inStreams(ctx, nc, names, start.Partitions, time.Unix(0, since))
+			return readOutputs(ctx, nc, names, start.Partitions, time.Unix(0, since))
 		}
 	}
 	report, err := w.await(ctx, &p, stored)
@@ -252,7 +252,7 @@ func (w *worker) fail(err error) {
 // await reports when all planned triggers have arrived, or the patience is over. If output numbers are missing
 // between those that arrived, stored is called for what the streams hold there: events, or triggers of other
 // jobs. If stored is nil, no gaps are counted.
-func (w *worker) await(ctx context.Context, p *plan, stored func() (map[storedOutput]struct{}, error)) (workerReport, error) {
+func (w *worker) await(ctx context.Context, p *plan, stored func() (inStream, error)) (workerReport, error) {
 	select { // looking earlier would only hold up what arrives
 	case <-ctx.Done():
 		return workerReport{}, ctx.Err()
@@ -267,9 +267,14 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[storedOu
 			report.Checks.Gaps = 0
 		}
 		if err == nil && report.Checks.Gaps > 0 && (report.Checks.Missing == 0 || over) {
-			var others map[storedOutput]struct{}
+			var others inStream
 			if others, err = stored(); err == nil {
-				report, err = judge(p, arrivals, others)
+				report, err = judge(p, arrivals, others.outputs)
+			}
+			if err == nil && report.Checks.Gaps > 0 && others.dropped != "" {
+				report.Checks.Gaps = 0
+				report.Error = fmt.Sprintf("%s dropped outputs of the run's time before they were read, so nobody knows whether numbers were left out: "+
+					"shorten the run or lengthen the stream's retention", others.dropped)
 			}
 		}
 		if err != nil {
@@ -289,23 +294,37 @@ func (w *worker) await(ctx context.Context, p *plan, stored func() (map[storedOu
 	}
 }
 
-// inStreams reads the outputs that the streams have stored since a time.
-func inStreams(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (map[storedOutput]struct{}, error) {
+// inStream is what the output streams have stored since a time, as far as they still have it.
+type inStream struct {
+	outputs map[storedOutput]struct{}
+	dropped string // a stream that has dropped some of it; "" for none
+}
+
+// readOutputs reads the outputs that the streams have stored since a time.
+func readOutputs(ctx context.Context, nc *nats.Conn, names carillon.Names, partitions int, since time.Time) (found inStream, err error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
-		return nil, fmt.Errorf("bench: %w", err)
+		return found, fmt.Errorf("bench: %w", err)
 	}
-	found := make(map[storedOutput]struct{})
+	found.outputs = make(map[storedOutput]struct{})
 	for p := range partitions {
-		err := readStream(ctx, js, names.OutStream(p), from{time: since}, func(m jetstream.Msg) {
+		name := names.OutStream(p)
+		err := readStream(ctx, js, name, from{time: since}, func(m jetstream.Msg) {
 			output, err := strconv.ParseUint(m.Headers().Get(carillon.HeaderOutput), 10, 64)
 			meta, err2 := m.Metadata()
 			if err == nil && err2 == nil {
-				found[storedOutput{outputID{int32(p), output}, meta.Timestamp.UnixNano()}] = struct{}{}
+				found.outputs[storedOutput{outputID{int32(p), output}, meta.Timestamp.UnixNano()}] = struct{}{}
 			}
 		})
 		if err != nil {
-			return nil, fmt.Errorf("bench: read %s: %w", names.OutStream(p), err)
+			return found, fmt.Errorf("bench: read %s: %w", name, err)
+		}
+		s, err := js.Stream(ctx, name) // only now: it may have dropped some while it was read
+		if err != nil {
+			return found, fmt.Errorf("bench: read %s: %w", name, err)
+		}
+		if state := s.CachedInfo().State; state.FirstSeq > 1 && (state.Msgs == 0 || state.FirstTime.After(since)) {
+			found.dropped = name
 		}
 	}
 	return found, nil
