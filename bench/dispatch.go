@@ -92,7 +92,11 @@ func RunDispatch(ctx context.Context, c DispatchConfig) (r Result, err error) {
 		return r, err
 	}
 	defer func() { err = errors.Join(err, m.close()) }()
-	r = Result{Workload: "dispatch", Params: c, Machine: thisMachine(m.own.dir, c.Service.unbounded(c.Partitions, c.PersistAsync).sync()), Checks: &Checks{}}
+	disk := m.own.dir // the engines' directories are beside it
+	if c.Service.Server != "" {
+		disk = ""
+	}
+	r = Result{Workload: "dispatch", Params: c, Machine: thisMachine(disk, c.Service.unbounded(c.Partitions, c.PersistAsync).sync()), Checks: &Checks{}}
 	r.Machine.NATS, r.Machine.Replicas = m.nc.ConnectedServerVersion(), m.replicas
 	var p pairs
 	for n := range c.Pairs {

@@ -141,6 +141,9 @@ func TestDispatchAndBurstOfARunningService(t *testing.T) {
 	if cpu := r.Figures.Get("engine_cpu_us_per_trigger"); cpu != 0 {
 		t.Errorf("%v µs of a process that is not ours", cpu)
 	}
+	if r.Machine.Storage != "" {
+		t.Errorf("the service's data are said to be on %s, which the bench does not know", r.Machine.Storage)
+	}
 	burst, err := RunBurst(t.Context(), BurstConfig{
 		Service: c.Service, Jobs: 1000, SideRate: 100, Rounds: 1, Pause: time.Second,
 	})
