@@ -1027,6 +1027,7 @@ func TestBadConfigs(t *testing.T) {
 		"Duration":     LatenessConfig{Duration: 1500 * time.Millisecond}.Validate(),
 		"PayloadBytes": LatenessConfig{PayloadBytes: 1}.Validate(),
 		"Mix":          LatenessConfig{Mix: Mix{Cron: -1, OneShots: 2}}.Validate(),
+		"1,000,000":    LatenessConfig{Mix: Mix{Cron: mostWeight + 1}}.Validate(),
 		"Concurrency":  LatenessConfig{Concurrency: -1}.Validate(),
 		"1 to 100,000": LatenessConfig{Concurrency: 100_001}.Validate(),
 		"Raw":          LatenessConfig{Raw: t.TempDir()}.Validate(), // a directory
@@ -1053,7 +1054,7 @@ func TestBadConfigs(t *testing.T) {
 	if m, err := ParseMix("intervals=2,cron,one_shots=0"); err != nil || m != (Mix{Intervals: 2, Cron: 1}) {
 		t.Errorf("mix is %+v, %v", m, err)
 	}
-	for _, bad := range []string{"", "weekly", "cron=-1", "cron=x", "cron,,intervals"} {
+	for _, bad := range []string{"", "weekly", "cron=-1", "cron=x", "cron,,intervals", "intervals=0", "cron=0,one_shots=0", "cron=1000001"} {
 		if m, err := ParseMix(bad); err == nil {
 			t.Errorf("%q is read as %+v", bad, m)
 		}

@@ -146,8 +146,10 @@ func (s Service) validateOwn(partitions int, persistAsync bool) error {
 	switch {
 	case partitions < 0 || partitions > streams.MaxPartitions:
 		return fmt.Errorf("bench: Partitions is %d, must be 1 to %d", partitions, streams.MaxPartitions)
-	case s.Server != "" && (partitions != 0 || persistAsync):
-		return errors.New("bench: Partitions and PersistAsync are of an engine that is started for the run; one that runs already has its own")
+	case s.Server != "" && partitions != 0:
+		return errors.New("bench: Partitions is of an engine that is started for the run; one that runs already has its own")
+	case s.Server != "" && persistAsync:
+		return errors.New("bench: PersistAsync is of an engine that is started for the run; one that runs already has its own")
 	}
 	return nil
 }

@@ -71,8 +71,8 @@ func (c LatenessConfig) Validate() error {
 		return fmt.Errorf("bench: Duration is %s, must be whole seconds", c.Duration)
 	case c.PayloadBytes < 2 || c.PayloadBytes > carillon.MaxPayload:
 		return fmt.Errorf("bench: PayloadBytes is %d, must be 2 to %d", c.PayloadBytes, carillon.MaxPayload)
-	case c.Mix.Intervals < 0 || c.Mix.Cron < 0 || c.Mix.OneShots < 0:
-		return fmt.Errorf("bench: a weight of the Mix is negative")
+	case min(c.Mix.Intervals, c.Mix.Cron, c.Mix.OneShots) < 0 || max(c.Mix.Intervals, c.Mix.Cron, c.Mix.OneShots) > mostWeight:
+		return fmt.Errorf("bench: a weight of the Mix is below 0 or above 1,000,000")
 	case c.Concurrency < 1 || c.Concurrency > mostHandlers:
 		return fmt.Errorf("bench: Concurrency is %d, must be 1 to 100,000", c.Concurrency)
 	case c.Raw != "": // it is written at the end, so it is made now: otherwise the whole run might be for nothing

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"iter"
 	"strconv"
@@ -20,14 +21,17 @@ type Mix struct {
 	OneShots  int `json:"one_shots,omitempty"` // a job of @at for each trigger, all put beforehand
 }
 
+// mostWeight is how great a weight may be: Rate times a weight must be a number.
+const mostWeight = 1_000_000
+
 // ParseMix reads "intervals=2,cron=1,one_shots=1", or the name of one kind.
 func ParseMix(s string) (m Mix, err error) {
 	for part := range strings.SplitSeq(s, ",") {
 		name, weight, given := strings.Cut(part, "=")
 		n := 1
 		if given {
-			if n, err = strconv.Atoi(weight); err != nil || n < 0 {
-				return Mix{}, fmt.Errorf("the weight of %s is %q, expected a number from 0", name, weight)
+			if n, err = strconv.Atoi(weight); err != nil || n < 0 || n > mostWeight {
+				return Mix{}, fmt.Errorf("the weight of %s is %q, expected a number from 0 to 1,000,000", name, weight)
 			}
 		}
 		switch name {
@@ -40,6 +44,9 @@ func ParseMix(s string) (m Mix, err error) {
 		default:
 			return Mix{}, fmt.Errorf("%q is no kind of jobs, expected intervals, cron or one_shots", name)
 		}
+	}
+	if m.total() == 0 {
+		return Mix{}, errors.New("all weights are 0")
 	}
 	return m, nil
 }

@@ -140,7 +140,7 @@ func measure[C interface{ Validate() error }](a *app, cmd *cobra.Command, c C, r
 }
 
 // fieldFlags are the flags of fields of other names.
-var fieldFlags = map[string]string{"PayloadBytes": "payload", "SideRate": "side", "CronPerS": "cron-rate", "KillEvery": "kill-every"}
+var fieldFlags = map[string]string{"PayloadBytes": "payload", "SideRate": "side", "CronPerS": "cron-rate", "KillEvery": "kill-every", "PersistAsync": "persist-async"}
 
 // fieldError makes wrong usage of what a workload says of one of its fields: the user knows it by the name of a flag.
 func fieldError(cmd *cobra.Command, err error) error {
