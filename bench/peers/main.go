@@ -114,6 +114,9 @@ func runCommand(ctx context.Context, f *flag.FlagSet, dir *string, args []string
 	}
 	defer func() { err = errors.Join(err, ws.close()) }()
 
+	if err := c.removeResults(*out); err != nil {
+		return err
+	}
 	var o outcome
 	failed := run(ctx, ws, c, stderr, func(r bench.Result) error {
 		o.results = append(o.results, r)
@@ -187,18 +190,40 @@ func carillonBinary(path string, systems []string) (string, error) {
 	return path, nil
 }
 
+// resultFile is the name of a result's file; rate is 0 for workloads without one.
+func resultFile(dir, workload string, rate int, key string) string {
+	if rate > 0 {
+		workload += "-" + strconv.Itoa(rate)
+	}
+	return filepath.Join(dir, workload+"-"+key+".json")
+}
+
+// removeResults removes what an earlier run has left of the results of this one: if one of them fails, its file must not be the earlier one.
+func (c *config) removeResults(dir string) error {
+	for _, w := range c.workloads {
+		rates := []int{0}
+		if w == "lateness" {
+			rates = c.rates
+		}
+		for _, rate := range rates {
+			for _, key := range c.systems {
+				if err := os.Remove(resultFile(dir, w, rate, key)); err != nil && !errors.Is(err, os.ErrNotExist) {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // save writes a result to a file whose name has the workload, the rate and the system.
 func save(dir string, r *bench.Result) error {
 	p := r.Params.(params)
-	name := r.Workload
-	if p.Rate > 0 {
-		name += "-" + strconv.Itoa(p.Rate)
-	}
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, name+"-"+keyOf(p.System, p.Tuned)+".json"), append(b, '\n'), 0o644)
+	return os.WriteFile(resultFile(dir, r.Workload, p.Rate, keyOf(p.System, p.Tuned)), append(b, '\n'), 0o644)
 }
 
 // check starts every system once and prints its version.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -390,6 +391,36 @@ func TestStartFailure(t *testing.T) {
 	}
 	if err := s.close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// If a measurement fails, its file is not the one of an earlier run.
+func TestFailedRunLeavesNoResult(t *testing.T) {
+	nowhere, err := exec.LookPath("false")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := t.TempDir()
+	others := []string{"burst-carillon-tuned.json", "lateness-2000-carillon.json", "notes.json"}
+	for _, name := range append([]string{"burst-carillon.json", "lateness-1000-carillon.json"}, others...) {
+		if err := os.WriteFile(filepath.Join(out, name), []byte("{}"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	args := []string{
+		"run", "--dir", filepath.Join(t.TempDir(), "workspace"), "--out", out, "--carillon", nowhere,
+		"--systems", "carillon", "--workloads", "lateness,burst", "--rates", "1000",
+	}
+	if err := command(t.Context(), args, nil, &bytes.Buffer{}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), "burst of") {
+		t.Errorf("the run ended with %v", err)
+	}
+	var left []string
+	files, err := os.ReadDir(out)
+	for _, f := range files {
+		left = append(left, f.Name())
+	}
+	if err != nil || !slices.Equal(left, others) {
+		t.Errorf("%q are there, %v, expected %q", left, err, others)
 	}
 }
 
