@@ -281,7 +281,7 @@ func (e *engine) reserve(ctx context.Context) error {
 	return e.atNATS(func(js jetstream.JetStream) error {
 		found, err := e.streams(ctx, js)
 		if err == nil && len(found) > 0 {
-			err = fmt.Errorf("it has %d streams of %s, such as %s: take a prefix of the run's own", len(found), e.Names.Prefix, found[0])
+			err = fmt.Errorf("it has %d streams of %s, such as %s: take a prefix of the run's own, or remove them if they are of a run that was killed", len(found), e.Names.Prefix, found[0])
 		}
 		e.reserved = err == nil
 		return err
