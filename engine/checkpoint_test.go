@@ -161,6 +161,32 @@ func TestCommittedLeavesMemory(t *testing.T) {
 	runtime.KeepAlive(f)
 }
 
+// What a checkpoint copies of large jobs counts as used in full, until the copies are gone.
+func TestCopiesOfLargeJobsCount(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.m.Attach(s.table.View())
+	const jobs, size = 20, 300 << 10
+	for i := range jobs {
+		f.put(fmt.Sprintf("job-%d", i), `{"payload":"`+strings.Repeat("x", size)+`"}`)
+	}
+	memory := f.m.Memory()
+	c := f.m.BeginCheckpoint()
+	for c.Next(7) {
+	}
+	if n := f.m.Memory() - memory; n < jobs*size || n > 2*jobs*size {
+		t.Errorf("the copies of %d jobs of %d bytes count for %d", jobs, size, n)
+	}
+	if err := s.commit(c); err != nil {
+		t.Fatal(err)
+	}
+	for f.m.EvictCommitted(7) {
+	}
+	if n := f.m.Memory() - memory; n != 0 {
+		t.Errorf("copies that are gone count for %d bytes", n)
+	}
+}
+
 // The work of a checkpoint between two records is bounded in bytes of specs, too; and a checkpoint that ends leaves the outbox alone.
 func TestCheckpointOfLargeJobs(t *testing.T) {
 	f := newFeed(t)

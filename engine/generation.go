@@ -106,7 +106,10 @@ func (l *delta[T]) prepend(older *delta[T]) {
 }
 
 // arena holds byte strings that are all freed together.
-type arena struct{ pages [][]byte }
+type arena struct {
+	pages [][]byte
+	bytes int // that the pages take
+}
 
 // ref is a place in an arena; 0 is none.
 type ref uint64
@@ -118,6 +121,7 @@ func (a *arena) add(b []byte) ref {
 	if last < 0 || len(a.pages[last])+textSize(len(b)) > cap(a.pages[last]) {
 		a.pages = append(a.pages, make([]byte, 1, max(arenaPage, 1+textSize(len(b))))) // nothing begins at 0, so ref 0 is free
 		last++
+		a.bytes += cap(a.pages[last])
 	}
 	at := len(a.pages[last])
 	a.pages[last] = appendString(a.pages[last], b)

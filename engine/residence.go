@@ -334,16 +334,16 @@ const jobBytes = int(unsafe.Sizeof(job{})) + 48
 const forcedCost = int(unsafe.Sizeof(forcedFire{})) + 100
 
 // Memory is about how many bytes the jobs in memory take, including the rows that are kept of changed ones until a checkpoint has
-// them, and the forced fires that wait.
+// them, what a checkpoint has copied, and the forced fires that wait.
 func (m *Machine) Memory() int {
-	changes := len(m.changes.rows.pages)
+	changes := m.changes.rows.bytes
 	if m.saving != nil {
-		changes += len(m.saving.changes.rows.pages)
+		changes += m.saving.changes.rows.bytes
 	}
 	for _, s := range m.residence.committed {
-		changes += len(s.rows.pages)
+		changes += s.rows.bytes
 	}
-	return m.jobs.byID.Len()*jobBytes + m.jobs.texts.bytes + changes*arenaPage + len(m.forced)*forcedCost + m.forcedBytes
+	return m.jobs.byID.Len()*jobBytes + m.jobs.texts.bytes + changes + len(m.forced)*forcedCost + m.forcedBytes
 }
 
 // EstimateWindow estimates the key up to which n jobs wait on the wheels, from a sample of them. ok is false if there are
