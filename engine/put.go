@@ -76,12 +76,18 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 	if state != nil {
 		m.jobs.restore(j, state, next, m.now)
 	}
+	m.begin(slot, j, next, paused)
+	if j.status == statusCompleted && state == nil { // a restored job's completion was announced where it comes from
+		m.queueCompletion(slot, j)
+	}
+	return true, nil
+}
+
+// begin gives a job that was put its status, and its first turn.
+func (m *Machine) begin(slot uint32, j *job, next int64, paused bool) {
 	switch {
-	case next == none && expr.Kind() != schedule.None:
+	case next == none && m.jobs.kind(j) != schedule.None:
 		m.finish(slot, j)
-		if state == nil { // a restored job's completion was announced where it comes from
-			m.queueCompletion(slot, j)
-		}
 	case paused:
 		m.setStatus(j, statusPaused)
 		j.next = next
@@ -89,7 +95,6 @@ func (m *Machine) put(e *Entry) (bool, *carillon.Error) {
 		m.setStatus(j, statusScheduled)
 		m.arm(slot, j, next)
 	}
-	return true, nil
 }
 
 // isRetry tells whether a command is a retry of the last one that was applied to the job.
