@@ -37,7 +37,7 @@ import (
 
 // The test binary is also the engine and the worker: these are real processes, and tests kill them.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "serve" || os.Args[1] == "work" || os.Args[1] == "bench") {
+	if len(os.Args) > 1 && slices.Contains([]string{"serve", "work", "half-work", "bench"}, os.Args[1]) {
 		if err := child(os.Args[1], os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -57,6 +57,19 @@ func child(role string, args []string) error {
 		}
 		defer nc.Close()
 		return Work(ctx, nc, carillon.DefaultNames(), os.Stdin, os.Stdout)
+	}
+	if role == "half-work" { // a worker that ends before it is ready
+		nc, err := nats.Connect(args[0])
+		if err != nil {
+			return err
+		}
+		defer nc.Close()
+		var start workerStart
+		if err := json.NewDecoder(os.Stdin).Decode(&start); err != nil {
+			return err
+		}
+		_, err = carillon.Connect(nc).MakeConsumers(ctx, carillon.WorkerOptions{Topic: topic, Name: start.Name, StartNew: true})
+		return err
 	}
 	if role == "bench" { // a bench that starts an engine in a directory, and does nothing with it
 		s, err := Service{Command: []string{os.Args[0], "serve"}, Data: args[0]}.withDefaults()
@@ -247,6 +260,28 @@ func TestLatenessOfARunningService(t *testing.T) {
 		t.Errorf("checks are %+v, expected 200 triggers and nothing wrong", r.Checks)
 	}
 	onlyOther(t, nc)
+}
+
+// A run whose worker ends before it is ready, as at a Ctrl-C, leaves no consumers in the service.
+func TestNoConsumersOfAWorkerThatDidNotStart(t *testing.T) {
+	t.Parallel()
+	e, nc := running(t)
+	s := runningAt(t, e)
+	s.Worker = []string{os.Args[0], "half-work"}
+	for name, run := range map[string]func() error{
+		"lateness": func() error { _, err := RunLateness(t.Context(), LatenessConfig{Service: s}); return err },
+		"churn":    func() error { _, err := RunChurn(t.Context(), ChurnConfig{Service: s}); return err },
+		"soak":     func() error { _, err := RunSoak(t.Context(), SoakConfig{Service: s}); return err },
+		"burst": func() error {
+			_, err := RunBurst(t.Context(), BurstConfig{Service: s, Jobs: 1000, Rounds: 1, Pause: 1})
+			return err
+		},
+	} {
+		if err := run(); err == nil || !strings.Contains(err.Error(), "the worker did not start") {
+			t.Errorf("%s ended with %v", name, err)
+		}
+		onlyOther(t, nc)
+	}
 }
 
 // Outputs of others that a stream has dropped before a run could see them are not taken for gaps.

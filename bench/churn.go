@@ -104,12 +104,12 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 	defer func() { err = errors.Join(err, p.close()) }()
 
 	run := runName()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }() // as in RunLateness
 	w, err := e.startWorker(workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
 	if err != nil {
 		return r, err
 	}
 	defer w.stop()
-	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 	l := newLoad(run+"-", Mix{OneShots: 1}, c.Rate, c.Duration, c.PayloadBytes)
 	err = l.put(ctx, carillon.Connect(nc, carillon.WithNames(e.Names)), settle, func(done int) { c.Progress("putting jobs", done, len(l.plan.First)) })
 	if err != nil {

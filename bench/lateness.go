@@ -125,12 +125,13 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	}
 	defer func() { err = errors.Join(err, end()) }()
 	run := runName()
+	// Before the worker is started, which makes consumers, and after it is stopped, because it would make them again.
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 	w, err := e.startWorker(workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw})
 	if err != nil {
 		return r, err
 	}
 	defer w.stop()
-	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 
 	l := newLoad(run+"-", c.Mix, c.Rate, c.Duration, c.PayloadBytes)
 	l.ends = c.Service.Server != ""

@@ -41,12 +41,12 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 	defer func() { err = errors.Join(err, end()) }()
 	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // kills are expected
 	run := runName()
+	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }() // as in RunLateness
 	w, err := e.startWorker(workerStart{Name: run, Concurrency: c.Concurrency, Soak: true})
 	if err != nil {
 		return r, err
 	}
 	defer w.stop()
-	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
 
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
