@@ -284,6 +284,50 @@ func TestNoConsumersOfAWorkerThatDidNotStart(t *testing.T) {
 	}
 }
 
+// A stream that is being made when a run is interrupted is removed.
+func TestStreamIsRemovedIfInterrupted(t *testing.T) {
+	t.Parallel()
+	nc, err := nats.Connect(natstest.Start(t, &server.Options{}).ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &ceiling{CeilingConfig: CeilingConfig{Messages: 1000}, nc: nc, js: js}
+	for name, run := range map[string]func(context.Context) error{
+		"ceiling": func(ctx context.Context) error { _, err := m.chained(ctx, chains{streams: 1}); return err },
+		"floor":   func(ctx context.Context) error { _, err := measureFloor(ctx, nc, "BENCH_x", "", nil); return err },
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		var made, removed atomic.Int64
+		answer := func(subject, with string, count *atomic.Int64) *nats.Subscription {
+			sub, err := nc.Subscribe(subject, func(m *nats.Msg) {
+				count.Add(1)
+				cancel()
+				if err := m.Respond([]byte(with)); err != nil {
+					t.Error(err)
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return sub
+		}
+		creates := answer("$JS.API.STREAM.CREATE.*", `{"config":{"name":"BENCH"}}`, &made)
+		deletes := answer("$JS.API.STREAM.DELETE.*", `{"success":true}`, &removed)
+		err := run(ctx)
+		if made.Load() != 1 || removed.Load() != 1 {
+			t.Errorf("%s: %d streams were made and %d removed: %v", name, made.Load(), removed.Load(), err)
+		}
+		if err := errors.Join(creates.Unsubscribe(), deletes.Unsubscribe()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Outputs of others that a stream has dropped before a run could see them are not taken for gaps.
 func TestDroppedOutputsAreNoGaps(t *testing.T) {
 	e, nc := running(t, "--out-max-bytes", "1048576", "--partitions", "1")

@@ -256,7 +256,7 @@ const streamTimeout = 30 * time.Second
 // stream makes an empty stream with a name of its own, which is also its subject, and returns the name. The stream has no bound,
 // because the engine's streams that it is compared with have none: dropping the oldest messages is work.
 func (m *ceiling) stream(ctx context.Context, mode jetstream.PersistModeType) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, streamTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), streamTimeout) // else nobody knows whether there is one to be removed
 	defer cancel()
 	m.made++
 	name := fmt.Sprintf("BENCH_%d_%d", os.Getpid(), m.made)

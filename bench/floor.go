@@ -46,7 +46,9 @@ func measureFloor(ctx context.Context, nc *nats.Conn, stream, dir string, payloa
 	if err != nil {
 		return f, fmt.Errorf("bench: %w", err)
 	}
-	_, err = js.CreateStream(ctx, jetstream.StreamConfig{Name: stream, Subjects: []string{stream}, Storage: jetstream.FileStorage})
+	making, cancel := context.WithTimeout(context.WithoutCancel(ctx), streamTimeout) // else nobody knows whether there is one to be removed
+	_, err = js.CreateStream(making, jetstream.StreamConfig{Name: stream, Subjects: []string{stream}, Storage: jetstream.FileStorage})
+	cancel()
 	if err != nil {
 		return f, fmt.Errorf("bench: side stream: %w", err)
 	}
