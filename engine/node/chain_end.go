@@ -162,6 +162,8 @@ func (n *Node) keptSince(info *streams.Info) int64 {
 	switch {
 	case info.MaxBytes > 0 && info.Bytes > uint64(info.MaxBytes)/4: // it is full or was a moment ago, and messages may take a half of it
 		return math.MaxInt64
+	case info.MaxMessages > 0 && info.Messages >= uint64(info.MaxMessages)/4: // the same; only operators bound messages
+		return math.MaxInt64
 	case info.MaxAge == 0:
 		return math.MinInt64
 	}

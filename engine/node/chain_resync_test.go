@@ -189,7 +189,9 @@ func TestKeptSince(t *testing.T) {
 		"old":        {streams.Info{MaxAge: long}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds()},
 		"full":       {streams.Info{Bytes: 900, MaxBytes: 1000, MaxAge: long}, math.MaxInt64, math.MaxInt64},
 		"a half":     {streams.Info{Bytes: 500, MaxBytes: 1000}, math.MaxInt64, math.MaxInt64},
-		"not nearly": {streams.Info{Bytes: 200, MaxBytes: 1000}, math.MinInt64, math.MinInt64},
+		"not nearly": {streams.Info{Bytes: 200, MaxBytes: 1000, Messages: 20, MaxMessages: 100}, math.MinInt64, math.MinInt64},
+		"many":       {streams.Info{Messages: 100, MaxMessages: 100, MaxBytes: -1, MaxAge: long}, math.MaxInt64, math.MaxInt64},
+		"only one":   {streams.Info{Messages: 1, MaxMessages: 1, MaxBytes: -1}, math.MaxInt64, math.MaxInt64},
 	} {
 		if got := n.keptSince(&c.Info); got < c.least || got > c.most {
 			t.Errorf("%s: %d, want %d to %d", name, got, c.least, c.most)

@@ -24,6 +24,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
@@ -442,6 +443,66 @@ func testForeignInWindow(t *testing.T, o node.Options, subject string) {
 	foreign := total(t, c, func(p carillon.PartitionStatus) uint64 { return p.Foreign })
 	if lost := metric(t, r.HTTP, "carillon_chain_lost_total"); foreign != forgeries*row*partitions || lost == 0 {
 		t.Errorf("%d foreign messages were counted of %d; chains were lost %.0f times", foreign, forgeries*row*partitions, lost)
+	}
+}
+
+// Somebody bounded an output stream by messages. What it has dropped before the log knew that it was stored is not published once more
+// when the chain is resumed.
+func TestStreamBoundedByMessages(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	onStreams(t, o.Data, streams.Config{Partitions: partitions}, func(nc *nats.Conn, _ *streams.Log) {
+		js := jetStream(t, nc)
+		stream, err := js.Stream(t.Context(), outStream(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		bounded := stream.CachedInfo().Config
+		bounded.MaxMsgs = 10
+		if _, err := js.UpdateStream(t.Context(), bounded); err != nil {
+			t.Fatal(err)
+		}
+	})
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	c := client(t, r.NATS)
+	js := jetStream(t, nc)
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{
+		Name: "FORGE", Subjects: []string{"forge"}, RePublish: &jetstream.RePublish{Source: "forge", Destination: "carillon.trigger.1.forged"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	times := make(map[string]int)
+	live, err := nc.SubscribeSync("carillon.trigger.1.default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := func() {
+		m, err := live.NextMsgWithContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		times[m.Header.Get(carillon.HeaderTrigger)]++
+	}
+	put(t, c, carillon.Job{ID: in(1, "row"), Schedule: "@every 1ms", MaxFires: 100})
+	for range 100 {
+		next()
+	}
+	if _, err := js.Publish(t.Context(), "forge", nil); err != nil {
+		t.Fatal(err)
+	}
+	put(t, c, carillon.Job{ID: in(1, "behind"), Schedule: "@in 1ms"})
+	eventually(t, "the chain goes on", func() bool {
+		return status(t, c).Partitions[1].Foreign == 1 && metric(t, r.HTTP, "carillon_chain_lost_total") > 0
+	})
+	fires(t, c, in(1, "last"))
+	for len(times) < 102 {
+		next()
+	}
+	for id, n := range times {
+		if n != 1 {
+			t.Errorf("trigger %s was published %d times", id, n)
+		}
 	}
 }
 

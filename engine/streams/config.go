@@ -336,7 +336,7 @@ func check(got, want jetstream.StreamConfig) error {
 }
 
 // mismatch says what is wrong with a stream's configuration: it compares the settings that the engine relies on. Bounds of
-// bytes and of an output's age, more replicas, compression and placement are the operator's.
+// bytes, and of an output's age and number, more replicas, compression and placement are the operator's.
 func mismatch(got, want *jetstream.StreamConfig) string {
 	var bad []string
 	is := func(ok bool, format string, v ...any) {

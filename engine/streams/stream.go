@@ -31,6 +31,7 @@ type Info struct {
 	Messages    uint64
 	Bytes       uint64
 	MaxBytes    int64         // -1: no limit
+	MaxMessages int64         // -1: no limit
 	MaxAge      time.Duration // 0: no limit
 	Replicas    int
 	Leader      Leader // that answered; zero if there is no cluster
@@ -279,7 +280,8 @@ func (s *stream) info(ctx context.Context, deletes bool) (info Info, deleted []u
 	}
 	return Info{
 		First: st.First, Last: st.Last, Messages: st.Messages, Bytes: st.Bytes,
-		MaxBytes: resp.Config.MaxBytes, MaxAge: resp.Config.MaxAge, Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now, Mismatch: wrong,
+		MaxBytes: resp.Config.MaxBytes, MaxMessages: resp.Config.MaxMsgs, MaxAge: resp.Config.MaxAge,
+		Replicas: resp.Config.Replicas, Leader: leader, LastTime: st.LastTime, Now: resp.Now, Mismatch: wrong,
 	}, st.Deleted, nil
 }
 
