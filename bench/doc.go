@@ -37,7 +37,8 @@
 //     run's processes), process.go (how they communicate), engine.go (the third process), run.go (how a run begins), scratch.go (its
 //     directory), metrics.go (what the engine's /metrics say).
 //   - The machine by itself: floor.go and pauses.go (beside a run), ceiling.go with pages.go.
-//   - The workloads: recovery.go; job_burst.go (many triggers at once: put, awaited, read back), dispatch.go and burst.go;
+//   - The workloads: recovery.go; job_burst.go (many triggers at once), outputs.go (their streams: awaited, read back), dispatch.go
+//     and burst.go;
 //     commands.go with commands_single.go (one client, and beside it bare.go, a create without an engine), commands_clients.go (the
 //     process of many clients) and commands_pipe.go (many requests under way); churn.go; idle.go; soak.go with soak_config.go,
 //     soak_batch.go (what a round puts and changes), soak_drive.go (how that is carried out), soak_judge.go and soak_worker.go (what

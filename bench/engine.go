@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -371,4 +372,31 @@ func (e *engine) usage() (u usage) {
 	bytes, _ := strconv.Atoi(field(proc+"/io", "write_bytes"))
 	u.wroteMiB = float64(bytes) / (1 << 20)
 	return u
+}
+
+// validateOwn refuses settings of an engine that runs already.
+func (s Service) validateOwn(partitions int, persistAsync bool) error {
+	switch {
+	case partitions < 0 || partitions > streams.MaxPartitions:
+		return fmt.Errorf("bench: Partitions is %d, must be 1 to %d", partitions, streams.MaxPartitions)
+	case s.Server != "" && partitions != 0:
+		return errors.New("bench: Partitions is of an engine that is started for the run; one that runs already has its own")
+	case s.Server != "" && persistAsync:
+		return errors.New("bench: PersistAsync is of an engine that is started for the run; one that runs already has its own")
+	}
+	return nil
+}
+
+const persistAsyncFlag = "--persist-async"
+
+// unbounded returns the service with an engine that keeps all its outputs, so that all can be counted.
+func (s Service) unbounded(partitions int, persistAsync bool) Service {
+	s.Command = append(slices.Clone(s.Command), "--out-max-bytes", "-1", "--log-max-bytes", "-1")
+	if partitions > 0 {
+		s.Command = append(s.Command, "--partitions", strconv.Itoa(partitions))
+	}
+	if persistAsync {
+		s.Command = append(s.Command, persistAsyncFlag)
+	}
+	return s
 }
