@@ -118,16 +118,23 @@ func (s *server) stop(signal os.Signal) error {
 	return err
 }
 
-// endCommand is "end NAME": it sends SIGTERM, after which serve must end with code 0.
+// endCommand is "end NAME [hangup]": it sends SIGTERM, or two SIGHUPs as at the end of a terminal, after which serve must end with
+// code 0.
 func endCommand(ts *testscript.TestScript, neg bool, args []string) {
-	if neg || len(args) != 1 {
-		ts.Fatalf("usage: end name")
+	hangup := len(args) == 2 && args[1] == "hangup"
+	if neg || len(args) != 1 && !hangup {
+		ts.Fatalf("usage: end name [hangup]")
 	}
 	s := ts.Value(servers{}).(map[string]*server)[args[0]]
 	if s == nil {
 		ts.Fatalf("no engine %s", args[0])
 	}
-	if err := s.stop(syscall.SIGTERM); err != nil {
+	signal := syscall.SIGTERM
+	if hangup {
+		signal = syscall.SIGHUP
+		ts.Check(s.process.Process.Signal(signal))
+	}
+	if err := s.stop(signal); err != nil {
 		ts.Fatalf("serve ended with %v\n%s", err, ts.ReadFile(s.log))
 	}
 }
