@@ -75,6 +75,14 @@ func (o *Output) ID() string {
 	return ""
 }
 
+// identity tells the output from others that have had its number, as behind a loss that was accepted.
+func (o *Output) identity() string {
+	if o.Kind == OutputEvent {
+		return o.Body
+	}
+	return o.ID()
+}
+
 // AppendHeader appends the header lines of the output, each ending in CR LF: those of the protocol, then
 // the job's own.
 func (o *Output) AppendHeader(dst []byte) []byte {

@@ -17,16 +17,16 @@ var (
 // StreamEnd is what an output stream says about its end.
 type StreamEnd struct {
 	LastSeq uint64
-	// The last message that is an output: its number, trigger id and sequence. Number 0: there is none.
-	Number  uint64
-	Trigger string
-	Seq     uint64
+	// The last message that is an output: its number, identity and sequence. Number 0: there is none.
+	Number   uint64
+	Identity string
+	Seq      uint64
 }
 
 // Foreign reports whether a message in the stream cannot be an output of this partition, although it may have the shape of one:
 // because it has no number (0), because the output of that number is another one, or because its sequence contradicts what the log
-// knows to be stored.
-func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
+// knows to be stored. identity is the trigger's id, or the event's body.
+func (m *Machine) Foreign(number, seq uint64, identity string) bool {
 	acked := m.outbox.acked
 	if number == 0 {
 		return true
@@ -35,7 +35,7 @@ func (m *Machine) Foreign(number, seq uint64, trigger string) bool {
 		return number <= acked.Output && seq > acked.Seq
 	}
 	held, _ := m.outbox.after(number - 1)
-	return held[0].ID() != trigger
+	return held[0].identity() != identity
 }
 
 // LastStored returns the number of the last output in a stream with this end, for Chain.Resume. Errors: ErrAhead, ErrBehind.
@@ -84,8 +84,8 @@ func (m *Machine) Survey(first, last uint64, kept int64) *Survey {
 }
 
 // Add takes the next message. number is 0 if it does not have the shape of an output.
-func (s *Survey) Add(number, seq uint64, trigger string) {
-	if s.machine.Foreign(number, seq, trigger) || s.has(number) {
+func (s *Survey) Add(number, seq uint64, identity string) {
+	if s.machine.Foreign(number, seq, identity) || s.has(number) {
 		s.Foreign = append(s.Foreign, seq)
 		return
 	}
@@ -99,7 +99,7 @@ func (s *Survey) Add(number, seq uint64, trigger string) {
 		s.ahead.Number = 0
 	}
 	if number > end.Number {
-		end.Number, end.Trigger, end.Seq = number, trigger, seq
+		end.Number, end.Identity, end.Seq = number, identity, seq
 	}
 	if number <= s.above || number-s.above > surveyed {
 		return

@@ -54,7 +54,7 @@ func TestSurvey(t *testing.T) {
 		for i, msg := range c.messages {
 			s.Add(msg.number, max(13, c.first)+uint64(i), msg.trigger)
 		}
-		if end := s.End(); end.Number != c.end || end.LastSeq != 100 || end.Number > 0 && end.Trigger != id(end.Number) {
+		if end := s.End(); end.Number != c.end || end.LastSeq != 100 || end.Number > 0 && end.Identity != id(end.Number) {
 			t.Errorf("%s: ends with %+v, want output %d", name, end, c.end)
 		}
 		if missing := s.Missing(); !slices.Equal(missing, c.missing) || len(s.Foreign) != c.foreign {
@@ -69,10 +69,11 @@ func TestForeign(t *testing.T) {
 	for n := range int64(9) {
 		m.outbox.add(Output{Job: "j", Scheduled: n + 1})
 	}
+	m.outbox.add(Output{Kind: OutputEvent, Body: "skipped"})
 	m.outbox.trim(Acked{2, 12})
 	for _, c := range []struct {
 		number, seq uint64
-		trigger     string
+		identity    string
 		foreign     bool
 	}{
 		{0, 5, "", true},
@@ -85,10 +86,13 @@ func TestForeign(t *testing.T) {
 		{9, 40, "j@9", false},
 		{3, 13, "j@4", true},
 		{9, 40, "x@9", true},
-		{10, 41, "j@10", false}, // not made yet
+		{10, 41, "j@10", true},
+		{10, 41, "rejected", true},
+		{10, 41, "skipped", false},
+		{11, 42, "j@11", false}, // not made yet
 	} {
-		if got := m.Foreign(c.number, c.seq, c.trigger); got != c.foreign {
-			t.Errorf("output %d %s at %d: foreign %t", c.number, c.trigger, c.seq, got)
+		if got := m.Foreign(c.number, c.seq, c.identity); got != c.foreign {
+			t.Errorf("output %d %s at %d: foreign %t", c.number, c.identity, c.seq, got)
 		}
 	}
 }

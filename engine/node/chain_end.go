@@ -93,12 +93,12 @@ func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, la
 			}
 			m = &one
 		}
-		number, trigger := n.outputOf(m)
+		number, identity := n.outputOf(m)
 		p.mu.Lock()
-		foreign := p.machine.Foreign(number, seq, trigger)
+		foreign := p.machine.Foreign(number, seq, identity)
 		p.mu.Unlock()
 		if !foreign {
-			f.end.Number, f.end.Trigger, f.end.Seq = number, trigger, seq
+			f.end.Number, f.end.Identity, f.end.Seq = number, identity, seq
 			return f, nil
 		}
 		if seq > counted {
@@ -121,8 +121,8 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 		defer p.mu.Unlock()
 		found += uint64(len(batch))
 		for i := range batch {
-			number, trigger := n.outputOf(&batch[i])
-			s.Add(number, batch[i].Seq, trigger)
+			number, identity := n.outputOf(&batch[i])
+			s.Add(number, batch[i].Seq, identity)
 		}
 		return nil
 	})
@@ -170,20 +170,18 @@ func (n *Node) keptSince(info *streams.Info) int64 {
 	return n.clock.ms() - info.MaxAge.Milliseconds()
 }
 
-// outputOf tells which output a message claims to be; number 0 if it is not well-formed.
-func (n *Node) outputOf(m *streams.Message) (number uint64, trigger string) {
-	if number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64); err == nil && n.wellFormed(m) {
+// outputOf tells which output a message claims to be, with the trigger's id or the event's body; number 0 if it is not well-formed.
+func (n *Node) outputOf(m *streams.Message) (number uint64, identity string) {
+	number, err := strconv.ParseUint(m.Header.Get(carillon.HeaderOutput), 10, 64)
+	if err != nil {
+		return 0, ""
+	}
+	names := carillon.Names{Prefix: n.o.Prefix, Stream: n.o.Stream}
+	if _, err := names.ParseTrigger(m.Subject, m.Header, m.Data); err == nil {
 		return number, m.Header.Get(carillon.HeaderTrigger)
 	}
-	return 0, ""
-}
-
-// wellFormed tells whether a message has the shape of an output.
-func (n *Node) wellFormed(m *streams.Message) bool {
-	names := carillon.Names{Prefix: n.o.Prefix, Stream: n.o.Stream}
-	_, err := names.ParseTrigger(m.Subject, m.Header, m.Data)
-	if err != nil {
-		_, err = carillon.ParseEvent(m.Data)
+	if _, err := carillon.ParseEvent(m.Data); err == nil {
+		return number, string(m.Data)
 	}
-	return err == nil
+	return 0, ""
 }

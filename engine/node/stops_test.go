@@ -331,11 +331,7 @@ func TestStopAhead(t *testing.T) {
 	churn(t, c, "a", 20)
 	one := put(t, c, carillon.Job{ID: in(1, "one")}).ID
 	r.stop(t)
-	older := t.TempDir()
-	streams := filepath.Join("nats", "jetstream", "$G", "streams", "CARILLON_LOG")
-	copyTree(t, filepath.Join(o.Data, "log"), filepath.Join(older, "log"))
-	copyTree(t, filepath.Join(o.Data, "jobs"), filepath.Join(older, "jobs"))
-	copyTree(t, filepath.Join(o.Data, streams), filepath.Join(older, streams))
+	putBack := keepAllButOutputs(t, o)
 	r = run(t, o)
 	c = client(t, r.NATS)
 	for range 30 { // in partition 1 only
@@ -345,9 +341,7 @@ func TestStopAhead(t *testing.T) {
 	}
 	churn(t, c, "b", 0)
 	r.stop(t)
-	replace(t, filepath.Join(o.Data, "log"), filepath.Join(older, "log"))
-	replace(t, filepath.Join(o.Data, "jobs"), filepath.Join(older, "jobs"))
-	replace(t, filepath.Join(o.Data, streams), filepath.Join(older, streams))
+	putBack()
 
 	r = run(t, o)
 	c = client(t, r.NATS)
@@ -370,6 +364,58 @@ func TestStopAhead(t *testing.T) {
 	o.AcceptLoss = nil
 	r = run(t, o)
 	fires(t, client(t, r.NATS), "later")
+	ready(t, r)
+}
+
+// keepAllButOutputs keeps a copy of a data directory without the output streams. putBack puts the directory back to that.
+func keepAllButOutputs(t *testing.T, o node.Options) (putBack func()) {
+	t.Helper()
+	older := t.TempDir()
+	parts := []string{"log", "jobs", filepath.Join("nats", "jetstream", "$G", "streams", "CARILLON_LOG")}
+	for _, part := range parts {
+		copyTree(t, filepath.Join(o.Data, part), filepath.Join(older, part))
+	}
+	return func() {
+		for _, part := range parts {
+			replace(t, filepath.Join(o.Data, part), filepath.Join(older, part))
+		}
+	}
+}
+
+// The first output that the log no longer knows is an event, as is the one that marks the loss, under the same number. Once the mark is
+// stored, the next start must not take it for a copy, and the outputs behind the first event for ones to come.
+func TestStopAheadByEvent(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	r := run(t, o)
+	one := put(t, client(t, r.NATS), carillon.Job{ID: in(1, "one")}).ID
+	r.stop(t)
+	putBack := keepAllButOutputs(t, o)
+	r = run(t, o)
+	c := client(t, r.NATS)
+	if err := dial(t, r.NATS).Publish("carillon.cmd.unknown."+one, nil); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the command is rejected", func() bool { return status(t, c).Partitions[1].Published == 1 })
+	for range 10 {
+		if _, err := c.Fire(t.Context(), one); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the outputs are stored", func() bool { return status(t, c).Partitions[1].Published == 11 })
+	r.stop(t)
+	putBack()
+
+	o.AcceptLoss = map[int]bool{1: true}
+	r = run(t, o)
+	ready(t, r)
+	marked(t, r, 1)
+	r.stop(t)
+	o.AcceptLoss = nil
+	r = run(t, o)
+	if _, err := client(t, r.NATS).Fire(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
 	ready(t, r)
 }
 

@@ -32,6 +32,14 @@ func outputOf(m Message) (number uint64, trigger string) {
 	return number, r.Get(carillon.HeaderTrigger)
 }
 
+// identityOf is outputOf for Survey.Add: an event's identity is its body.
+func identityOf(m Message) (number uint64, identity string) {
+	if number, identity = outputOf(m); identity == "" {
+		identity = string(m.Data)
+	}
+	return number, identity
+}
+
 func outputName(m Message) string {
 	number, trigger := outputOf(m)
 	return fmt.Sprintf("output %d %s%s", number, trigger, m.Data)

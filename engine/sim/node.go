@@ -596,8 +596,8 @@ func (n *node) finishResume(p int, part *part, q *question) {
 	if (w.watched || w.replicated) && q.last >= q.acked.Seq {
 		s := part.machine.Survey(q.first, q.last, q.asked/1e6-maxAge)
 		for _, m := range q.messages {
-			number, trigger := outputOf(m)
-			s.Add(number, m.Seq, trigger)
+			number, identity := identityOf(m)
+			s.Add(number, m.Seq, identity)
 		}
 		if len(s.Foreign) > 0 {
 			part.chain.Watch(false)
@@ -652,9 +652,9 @@ func (n *node) finishResume(p int, part *part, q *question) {
 func lastOutput(m *engine.Machine, q *question) engine.StreamEnd {
 	end := engine.StreamEnd{LastSeq: q.last}
 	for i := len(q.messages) - 1; i >= 0 && end.Number == 0; i-- {
-		number, trigger := outputOf(q.messages[i])
-		if !m.Foreign(number, q.messages[i].Seq, trigger) {
-			end.Number, end.Trigger, end.Seq = number, trigger, q.messages[i].Seq
+		number, identity := identityOf(q.messages[i])
+		if !m.Foreign(number, q.messages[i].Seq, identity) {
+			end.Number, end.Identity, end.Seq = number, identity, q.messages[i].Seq
 		}
 	}
 	return end
