@@ -138,7 +138,7 @@ func (n *Node) followProblems(v cluster.View) (problems []string) {
 
 // followedAsPlaced tells whether all nodes on which a partition is placed follow it closely, and one of them serves it. A node whose
 // position is below what this node needs does not count: because this node follows the partition, the log may have been cut beyond that
-// position (neededToFollow).
+// position (neededToFollow). Nor does one that the log has left behind: it may have been cut for a follower that is gone by now.
 func (n *Node) followedAsPlaced(v cluster.View, partition int) bool {
 	if len(v.Placement) != len(n.partitions) {
 		return false
@@ -148,7 +148,7 @@ func (n *Node) followedAsPlaced(v cluster.View, partition int) bool {
 	for _, name := range append([]string{assigned.Owner}, assigned.Standbys...) {
 		b, _ := v.Member(name)
 		p, ok := b.Progress(partition)
-		if !ok || applied > p.Position+caughtUp || p.Position < needs {
+		if !ok || applied > p.Position+caughtUp || p.Position < needs || !n.logUsage.holds(p.Position+1) {
 			return false
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
+	"github.com/carillon-scheduler/carillon/engine/streams"
 )
 
 // What a node concludes from a view: which partitions it has to follow, whether others do, and how much of the log they need.
@@ -87,6 +88,15 @@ func TestPlacement(t *testing.T) {
 	n.partitions[2].checkpoint.Store(99_000)
 	if !n.followedAsPlaced(v, 2) {
 		t.Error("its owner has all that may be cut, and it may not be given up")
+	}
+
+	n.logUsage.update(streams.Info{First: 99_002}, 0)
+	if n.followedAsPlaced(v, 2) {
+		t.Error("the log begins beyond where its owner is, and it may be given up")
+	}
+	n.logUsage.update(streams.Info{First: 99_001}, 0)
+	if !n.followedAsPlaced(v, 2) {
+		t.Error("the log begins where its owner is, and it may not be given up")
 	}
 
 	if got := n.neededToFollow(v); got != 90 {

@@ -21,5 +21,6 @@
 //   - A heal record that has to be put back once more is put back as it is, not wrapped again.
 //   - An ack of a message that was published before the chain was resumed says nothing about the chain that goes on now.
 //   - A node that gives a partition up because others follow it must first make sure that they are beyond the position
-//     from which it would itself go on: the log may have been cut up to there.
+//     from which it would itself go on, and that the log has not left them behind: it may have been cut up to there, and further for a
+//     node that has given the partition up since.
 package sim

@@ -67,8 +67,10 @@ func (n *node) giveUp(p int) {
 	if part == nil || part.stopped != nil || part.owner.Epoch != 0 || part.claimed > n.applied {
 		return
 	}
-	follows := func(o *node) bool { // last: the log may have been cut up to what this node needs, so o must be beyond that
-		return o != n && o.up && o.parts[p] != nil && o.applied+closely >= n.applied && o.applied >= n.needs()
+	// Last: the log may be cut up to what this node needs, or have been cut further for a node that has given the partition up since.
+	// o must be beyond that.
+	follows := func(o *node) bool {
+		return o != n && o.up && o.parts[p] != nil && o.applied+closely >= n.applied && o.applied >= n.needs() && o.applied+1 >= w.log.First()
 	}
 	if !slices.ContainsFunc(w.nodes, follows) {
 		return
