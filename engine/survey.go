@@ -137,6 +137,16 @@ func (s *Survey) Missing() (missing []uint64) {
 	return missing
 }
 
+// Stored is the last output of those that the machine has made which the stream has, or had until it removed it because of its bounds. It is
+// for a stream whose end is to count as foreign.
+func (s *Survey) Stored() uint64 {
+	number := s.machine.outbox.made
+	for number > s.above && !s.has(number) && !s.removed(number) {
+		number--
+	}
+	return number
+}
+
 // removed tells whether an output that was not found may have been removed because of the stream's bounds.
 func (s *Survey) removed(number uint64) bool {
 	if !s.cut || number > s.first {

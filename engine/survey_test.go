@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 )
@@ -59,6 +60,39 @@ func TestSurvey(t *testing.T) {
 		}
 		if missing := s.Missing(); !slices.Equal(missing, c.missing) || len(s.Foreign) != c.foreign {
 			t.Errorf("%s: missing %v, want %v; %d foreign, want %d", name, missing, c.missing, len(s.Foreign), c.foreign)
+		}
+	}
+}
+
+// Behind a stream that is ahead of the machine, and counts as foreign there, the chain goes on with what was not stored.
+func TestSurveyStored(t *testing.T) {
+	m := New(oneOfOne, 0)
+	for n := range int64(9) {
+		m.outbox.add(Output{Job: "j", Scheduled: n + 1, Due: n + 1})
+	}
+	m.outbox.trim(Acked{2, 12})
+	for _, c := range []struct {
+		first  uint64 // of the stream
+		kept   int64
+		own    []uint64
+		stored uint64
+	}{
+		{1, 0, nil, 2},
+		{1, 0, []uint64{3, 4, 5}, 5},
+		{1, 0, []uint64{3, 5}, 5}, // 4 was displaced
+		{15, 8, nil, 7},           // what was due before 8 may have been removed
+		{15, 0, nil, 2},
+		{15, math.MaxInt64, nil, 9},
+	} {
+		s := m.Survey(c.first, 100, c.kept)
+		seq := max(13, c.first)
+		for _, n := range c.own {
+			s.Add(n, seq, fmt.Sprintf("j@%d", n))
+			seq++
+		}
+		s.Add(20, seq, "j@20")
+		if got := s.Stored(); s.End().Number != 20 || got != c.stored {
+			t.Errorf("%+v: up to output %d is stored, and the stream ends with %d", c, got, s.End().Number)
 		}
 	}
 }

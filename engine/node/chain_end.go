@@ -37,6 +37,7 @@ type finding struct {
 	foreign uint64   // how many foreign messages, without those that were counted before
 	missing []uint64 // outputs that a foreign message displaced
 	made    uint64   // the machine's newest output at that moment
+	stored  uint64   // by a survey: the last output of the machine's that was stored, should the end be accepted as foreign
 }
 
 // findEnd finds the last output in a stream. last is the stream's last message; nil: it has none.
@@ -140,7 +141,7 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	f.end, f.missing = s.End(), s.Missing()
+	f.end, f.missing, f.stored = s.End(), s.Missing(), s.Stored()
 	if len(s.Foreign) > 0 {
 		// Outputs in flight from before the loss may still arrive, behind a foreign message and so at other sequences. An output that
 		// such a message displaced and that was taken for stored must not count as durable (heardForeign may come too late).

@@ -135,7 +135,7 @@ func (n *Node) resume(ctx context.Context, p *partition) error {
 		return n.republish(ctx, p, epoch, info.Last, found.end, err)
 	case errors.Is(err, engine.ErrAhead) && n.o.AcceptLoss[p.number]:
 		n.log.Error("accepting as foreign what the output stream has beyond the log", "partition", p.number, "error", err)
-		number, err = found.made, n.markLoss(ctx, p)
+		number, err = n.acceptAhead(ctx, p, info, acked, found.made)
 	}
 	if err != nil {
 		return err
@@ -277,6 +277,20 @@ func (n *Node) resumeWithLoss(ctx context.Context, p *partition, epoch, lastSeq,
 	outputs, _ := p.machine.Outbox(acked.Output)
 	n.resumeChain(p, lastSeq, acked.Output, outputs, 0)
 	return nil
+}
+
+// acceptAhead marks a loss, and returns the output behind which the chain goes on in a stream that has outputs which the machine, at its
+// newest output made, does not know. Those that it has made since such a loss was first accepted may not be stored yet.
+func (n *Node) acceptAhead(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, made uint64) (number uint64, err error) {
+	number = made
+	if info.Last >= acked.Seq {
+		f, err := n.survey(ctx, p, info, acked, info.Last)
+		if err != nil {
+			return 0, err
+		}
+		number = f.stored
+	}
+	return number, n.markLoss(ctx, p)
 }
 
 // markLoss makes the partition publish an event: the rejection of a command whose verb does not exist. The event shows readers of the

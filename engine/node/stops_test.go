@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -417,6 +418,50 @@ func TestStopAheadByEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	ready(t, r)
+}
+
+// The outputs that are made after a stream ahead of the log was accepted are published, even if the chain is lost before the first of them
+// is stored: the stream then still looks as it did before.
+func TestAcceptedAheadPublishes(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startProxy(t, e.url[len("nats://"):])
+	o := base(t)
+	o.NATS = w.url()
+	r := run(t, o)
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc)
+	fires(t, c, in(1, "before"))
+	r.stop(t)
+	unknown := carillon.Event{Kind: carillon.EventCompleted, Job: "unknown"}
+	m := nats.NewMsg("carillon.event.1.completed.unknown")
+	m.Data = unknown.AppendJSON(nil)
+	m.Header.Set(carillon.HeaderOutput, "1000")
+	if _, err := jetStream(t, nc).PublishMsg(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+
+	o.AcceptLoss = map[int]bool{1: true}
+	w.divert("carillon.event.1.rejected._", "carillon.trigger.1.default")
+	r = run(t, o)
+	put(t, c, carillon.Job{ID: in(1, "early"), Schedule: "@in 1ms"})
+	eventually(t, "its trigger is made, and the chain is lost again", func() bool {
+		j, err := c.Get(t.Context(), in(1, "early"))
+		return err == nil && j.Fires == 1 && metric(t, r.HTTP, "carillon_chain_lost_total") > 3
+	})
+	w.divert()
+	fires(t, c, in(1, "after"))
+	ready(t, r)
+	marked(t, r, 1)
+	times := make(map[string]int)
+	for _, o := range outputs(t, nc, 1) {
+		if o.trigger != nil {
+			times[o.trigger.Job]++
+		}
+	}
+	if want := map[string]int{in(1, "before"): 1, in(1, "early"): 1, in(1, "after"): 1}; !maps.Equal(times, want) {
+		t.Errorf("fired so many times: %v, want %v", times, want)
+	}
 }
 
 // The output streams lost more than the older checkpoint can make again.
