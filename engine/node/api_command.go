@@ -20,6 +20,9 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 	if c == nil {
 		return
 	}
+	if err == nil {
+		err = carillon.CheckJobID(c.job) // before it is forwarded, in a subject that may be longer than this one and than nats-server takes
+	}
 	p := n.partitionOf(c.job)
 	p.unanswered.Add(1) // before follows and unfollowing are read: unfollow waits for unanswered commands
 	if err == nil && (!p.follows.Load() || !c.forwarded && (p.unfollowing.Load() || !n.answersHere(p))) {
@@ -58,9 +61,6 @@ func (n *Node) handleCommand(r micro.Request, verb carillon.Verb) {
 }
 
 func (n *Node) check(c *call, verb carillon.Verb) error {
-	if err := carillon.CheckJobID(c.job); err != nil {
-		return err
-	}
 	if err := c.mayID(c.job); err != nil {
 		return err
 	}

@@ -367,3 +367,46 @@ func TestLogIsKeptForWhoIsMissed(t *testing.T) {
 	})
 	f.terminate()
 }
+
+// A request for what is no job id is refused where it arrives. In the subject of a request between nodes an id that is longer than any would
+// make a line that nats-server does not take: it would close the connection of all requests.
+func TestNoJobIDIsNotPassedOn(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	var runs []*running
+	for _, name := range []string{"a", "b"} {
+		o := e.options(t)
+		o.Name, o.Follow, o.Standbys, o.Linger = name, node.FollowPlaced, -1, time.Millisecond
+		runs = append(runs, run(t, o))
+	}
+	nc := dial(t, e.url)
+	eventually(t, "each node follows one of two partitions alone", func() bool {
+		all := followers(t, nc, partitions, []string{"a", "b"})
+		return !slices.ContainsFunc(all, func(of []string) bool { return len(of) != 1 }) && len(slices.Compact(slices.Concat(all...))) > 1
+	})
+	answers, err := nc.SubscribeSync("r") // a short subject leaves more of the line to the id
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 16 { // any node gets it
+		id := idIn(i%partitions, partitions, strings.Repeat("x", 4040))
+		for _, verb := range []string{"put", "delete", "fire", "get"} {
+			if err := nc.PublishRequest("carillon.api."+verb+"."+id, "r", []byte("{}")); err != nil {
+				t.Fatal(err)
+			}
+			m, err := answers.NextMsg(10 * time.Second)
+			if err != nil {
+				t.Fatalf("%s: %v", verb, err)
+			}
+			if refusal := carillon.ParseError(m.Data); refusal.Code != carillon.CodeInvalidJobID {
+				t.Errorf("%s: %v", verb, refusal)
+			}
+		}
+	}
+	for _, r := range runs {
+		if line := line(r.log, "waiting for NATS"); line != "" {
+			t.Error(line)
+		}
+		r.stop(t)
+	}
+}
