@@ -218,6 +218,9 @@ type reader struct {
 	cseq     uint64 // the consumer's sequence: its own count of what it has sent
 	lastSent uint64 // the stream sequence of the last message that the consumer sent
 
+	broke     bool      // the last session ended because the connection broke
+	restUntil time.Time // until then no consumer is made (breakRest)
+
 	replicas     int       // of the stream
 	behind       bool      // when the session began, the stream had more than had been read
 	verdictSince time.Time // since when there has been a verdict against the stream (confirm); zero: there is none

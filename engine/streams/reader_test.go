@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
 	"strconv"
@@ -627,6 +628,61 @@ func TestReadBadHeaders(t *testing.T) {
 	m, err := s.Log.Get(t.Context(), 1)
 	if err != nil || m.Position() != all[0].Position() {
 		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// nats-server stores and sends a subject with a carriage return in it, which ends the client library's connection. The reader gets past such
+// records all the same, with their subjects as they are, at its start and later.
+func TestReadSubjectsThatBreak(t *testing.T) {
+	s, _, h := fresh(t, Config{Partitions: 1, Reader: "engine"})
+	rogue, err := h.InProcessConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, rogue)
+	defer rogue.Close()
+	send := func(frames string) {
+		t.Helper()
+		if _, err := io.WriteString(rogue, frames); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const broken = "PUB carillon.cmd.put.a\rb 2\r\n{}\r\n"
+	send(`CONNECT {"verbose":false,"pedantic":false}` + "\r\n")
+	send("PUB carillon.cmd.put.first 2\r\n{}\r\n" + strings.Repeat(broken, 100))
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	var mu sync.Mutex
+	var subjects []string
+	go func() {
+		_ = s.Log.Read(ctx, Position{}, func(batch []Message) error { // until ctx ends
+			mu.Lock()
+			defer mu.Unlock()
+			for _, m := range batch {
+				if subjects = append(subjects, m.Subject); m.Seq != uint64(len(subjects)) {
+					t.Errorf("record %d came in place %d", m.Seq, len(subjects))
+				}
+			}
+			return nil
+		})
+	}()
+	read := func(n int) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("%d records come", n), func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return len(subjects) == n
+		})
+	}
+	read(101)
+	send("PUB carillon.cmd.put.more 2\r\n{}\r\n" + broken + "PUB carillon.cmd.put.last 2\r\n{}\r\n")
+	read(104)
+	mu.Lock()
+	defer mu.Unlock()
+	for i, want := range map[int]string{0: "first", 1: "a\rb", 100: "a\rb", 101: "more", 102: "a\rb", 103: "last"} {
+		if subjects[i] != "carillon.log.0.put."+want {
+			t.Errorf("record %d: %q", i+1, subjects[i])
+		}
 	}
 }
 

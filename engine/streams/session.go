@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,8 @@ const (
 	// message by its sequence. One that has a long way to the log's end is not, for as long as it sends and the stream is not quicker.
 	lateLook = 100 * time.Millisecond
 	lateMost = 2 * time.Second
+	// For so long after a message with a subject that would end the connection (breaks) no consumer is made, as more of them may follow.
+	breakRest = 10 * time.Second
 )
 
 // A session is the life of one consumer, and the questions to the stream itself meanwhile.
@@ -60,6 +63,12 @@ func (r *reader) session(ctx context.Context) error {
 	if err := r.checkPosition(ctx); err != nil {
 		return err
 	}
+	if r.broke { // by a message that would end it again, maybe
+		r.broke = false
+		if _, err := r.answered(r.next(ctx, r.upTo(), r.until)); err != nil || r.done {
+			return err
+		}
+	}
 	s, err := r.begin()
 	if err != nil {
 		return err
@@ -73,6 +82,7 @@ func (r *reader) session(ctx context.Context) error {
 		case <-ctx.Done():
 			err = ctx.Err()
 		case <-broken:
+			r.broke = true
 			err = fmt.Errorf("%w: the connection broke", errReset)
 		case refused := <-s.made:
 			err = s.wasMade(refused)
@@ -126,6 +136,11 @@ func (s *session) end() {
 
 // create begins to make the consumer, which starts behind what has been read.
 func (s *session) create(ctx context.Context) {
+	if rest := time.Until(s.restUntil); rest > 0 {
+		s.again = time.After(rest)
+		s.ask.Reset(askAtOnce)
+		return
+	}
 	from := s.at.Seq + 1
 	s.lastSent, s.cseq = s.at.Seq, 0
 	s.requests.Go(func() { s.made <- s.reader.create(ctx, s.inbox, from) })
@@ -218,7 +233,7 @@ func (s *session) takeAnswer(a answer) error {
 	switch {
 	case err != nil:
 		return err
-	case more && (s.late || s.until > 0): // it may be long until the consumer delivers
+	case more && (s.late || s.until > 0), time.Until(s.restUntil) > 0: // it may be long until the consumer delivers
 		s.ask.Reset(askAtOnce)
 	case s.late || s.until > 0 || !s.running:
 		s.ask.Reset(askEvery)
@@ -269,6 +284,11 @@ func (a *answer) last(until uint64) uint64 {
 	return a.info.Last
 }
 
+// breaks tells whether a message that a consumer sends with this subject ends the connection. nats-server stores a message with a carriage
+// return in its subject, and sends it as it is; to the client library the line is malformed, so it connects anew, each time. Anybody who
+// may send commands can send one. In the answer to a question the subject is in JSON.
+func breaks(subject string) bool { return strings.Contains(subject, "\r") }
+
 // answered delivers the messages of an answer, without those that the consumer has delivered meanwhile. more says that it is worth
 // asking again at once: the stream gave something, and has more.
 func (r *reader) answered(a answer) (more bool, err error) {
@@ -282,6 +302,9 @@ func (r *reader) answered(a answer) (more bool, err error) {
 	for _, m := range a.batch {
 		if m.Seq > before {
 			r.batch = append(r.batch, m)
+		}
+		if breaks(m.Subject) {
+			r.restUntil = time.Now().Add(breakRest)
 		}
 	}
 	if err := r.deliverBatch(); err != nil {
