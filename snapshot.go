@@ -26,6 +26,9 @@ type SnapshotRequest struct {
 	Recheck bool `json:"recheck,omitempty"`
 }
 
+// maxDir is how many bytes a path may have, as on Linux. Each step of a longer one would be looked up, in vain, and copied.
+const maxDir = 4096
+
 var (
 	snapshotFields = []string{"dir", "bucket", "cancel", "recheck"}
 	bucketName     = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`) // nats.go's rule
@@ -68,6 +71,8 @@ func (s *SnapshotRequest) check() *Error {
 	switch {
 	case given != 1:
 		return &Error{Code: CodeInvalidField, Message: "give exactly one of dir, bucket and cancel"}
+	case len(s.Dir) > maxDir:
+		return errField(CodeInvalidField, "dir", "has %d bytes; at most %d", len(s.Dir), maxDir)
 	case s.Dir != "" && (strings.ContainsRune(s.Dir, 0) || !utf8.ValidString(s.Dir) || !path.IsAbs(s.Dir) && !windowsRoot.MatchString(s.Dir)):
 		return errField(CodeInvalidField, "dir", "is %s; expected an absolute path on the service's machine, as UTF-8", quote(s.Dir))
 	case s.Bucket != "" && !bucketName.MatchString(s.Bucket):

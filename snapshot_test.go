@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -34,6 +35,7 @@ func TestParseSnapshot(t *testing.T) {
 		{`{"dir":"/a\u0000"}`, CodeInvalidField, "dir"},
 		{`{"dir":7}`, CodeInvalidField, "dir"},
 		{`{"dir":""}`, CodeInvalidField, "dir"},
+		{`{"dir":"` + strings.Repeat("/a", maxDir/2) + `b"}`, CodeInvalidField, "dir"},
 		{`{"bucket":"a.b"}`, CodeInvalidField, "bucket"},
 		{`{"bucket":"a","recheck":"true"}`, CodeInvalidField, "recheck"},
 		{`{"directory":"/a"}`, CodeUnknownField, "directory"},

@@ -17,6 +17,9 @@ import (
 // connErrorLines is how many errors of the connection are logged in a while: a missing right may concern many subjects.
 const connErrorLines = 10
 
+// saveErrorLines is the same for snapshots that were not saved.
+const saveErrorLines = 10
+
 // limitedLog logs something that goes wrong again and again, several times a second: only once, or a few times, in a while.
 type limitedLog struct{ lines loglimit.Limiter }
 
@@ -33,6 +36,7 @@ type limitedLogs struct {
 	connErrors            limitedLog // other errors of the connection, such as a missing right: one with each message
 	membership            limitedLog // there may be trouble with every beat
 	connections           limitedLog // the connection is lost, or made again
+	saves                 limitedLog // snapshots that were not saved: one with each request
 }
 
 // logConnError logs an error of the connection. Refused credentials are logged less often, because each of these errors says the same.

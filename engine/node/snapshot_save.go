@@ -150,7 +150,7 @@ func (n *Node) apiSnapshot(c *call) error {
 	case cancelled:
 		return c.answer((&carillon.SnapshotReply{Phase: carillon.SnapshotCancelled}).AppendJSON(nil))
 	}
-	n.log.Warn("no snapshot was saved", "error", err)
+	n.limitedLogs.saves.logAtMost(saveErrorLines, n.log.Warn, "no snapshot was saved", "error", err)
 	return saveRefusal(err)
 }
 

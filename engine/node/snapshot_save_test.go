@@ -19,6 +19,7 @@ import (
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/internal/loglimit"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 	"github.com/carillon-scheduler/carillon/snapshot/archive"
 	"github.com/carillon-scheduler/carillon/wal"
@@ -349,6 +350,7 @@ func TestSnapshotOneAtATimeAndCancel(t *testing.T) {
 
 func TestSnapshotRefusals(t *testing.T) {
 	t.Parallel()
+	began := time.Now()
 	r := run(t, base(t))
 	nc := dial(t, r.NATS)
 	foreign := t.TempDir()
@@ -399,6 +401,16 @@ func TestSnapshotRefusals(t *testing.T) {
 			}
 			break
 		}
+	}
+	// Who asks again and again does not fill the log.
+	for range 50 {
+		if _, err := carillon.Connect(nc).SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: foreign}, nil); code(err) != carillon.CodeInvalidField {
+			t.Fatal(err)
+		}
+	}
+	const most = 10
+	if n, periods := len(lines(r.log, "no snapshot was saved")), 1+int(time.Since(began)/loglimit.Every); n == 0 || n > most*periods {
+		t.Errorf("%d lines in %d periods", n, periods)
 	}
 	silent := carillon.Connect(nc, carillon.WithNames(carillon.NamesFor("nobody")))
 	if _, err := silent.SaveSnapshot(t.Context(), carillon.SnapshotRequest{Dir: foreign}, nil); code(err) != carillon.CodeUnavailable || !errors.Is(err, nats.ErrNoResponders) {
