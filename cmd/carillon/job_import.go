@@ -268,7 +268,7 @@ func (im *importer) done(l inputLine, err error, stop func()) {
 			break
 		}
 		im.writeErr = cmp.Or(im.writeErr, im.progress.print(func() error {
-			_, err := fmt.Fprintf(im.app.stderr, "carillon: line %d: %v\n", l.number, err)
+			_, err := fmt.Fprintf(im.app.stderr, "carillon: line %d: %s\n", l.number, oneLine(err))
 			return err
 		}))
 	}

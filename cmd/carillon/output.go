@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -86,6 +87,19 @@ func excerpt(b []byte, most int) string {
 		}
 	}
 	return s + end
+}
+
+// printable returns text that is safe on a terminal: everything that does not print is escaped.
+func printable(s string) string {
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsPrint(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		}
+	}
+	return b.String()
 }
 
 // count formats a number of something: 1 job, 2 jobs.

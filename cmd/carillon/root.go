@@ -106,11 +106,12 @@ func notNumber(err error) error {
 const aDuration = "a duration with its unit, such as 250ms, 90s or 1h30m"
 
 // oneLine puts an error, or several joined ones, on one line, without the library's name in front: the program prints the same
-// name itself. That time is up is told in the user's words, not in Go's.
+// name itself. That time is up is told in the user's words, not in Go's. An error may quote a file or an answer, so what could command the
+// terminal is escaped.
 func oneLine(err error) string {
 	message := strings.ReplaceAll(strings.TrimSpace(err.Error()), "\n", "; ")
 	message = strings.ReplaceAll(message, context.DeadlineExceeded.Error(), "time is up")
-	return strings.TrimPrefix(strings.Join(strings.Fields(message), " "), "carillon: ")
+	return printable(strings.TrimPrefix(strings.Join(strings.Fields(message), " "), "carillon: "))
 }
 
 // interrupted makes the message of an error that was caused by the end of ctx say "interrupted", and only once.

@@ -644,6 +644,14 @@ func TestErrorsJoined(t *testing.T) {
 	}
 }
 
+// An error quotes what a file of jobs has, and shows it on the terminal as text.
+func TestErrorsCommandNoTerminal(t *testing.T) {
+	_, err := carillon.ParseLine([]byte("{\"id\":\"x\",\"\\u001b[2J\u009b31m\u202eé\":1}"))
+	if got, want := oneLine(err), `unknown_field: \x1b[2J\u009b31m\u202eé: is no field`; !strings.HasPrefix(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
 // An interrupted command says so, in its own words and not a library's. Here the service that it asks does not answer, but interrupts it.
 func TestInterrupted(t *testing.T) {
 	url, dir := natstest.Start(t, &natsserver.Options{}).ClientURL(), t.TempDir()
