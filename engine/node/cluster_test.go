@@ -243,7 +243,7 @@ func TestFailover(t *testing.T) {
 	var downs []span
 	for range rounds {
 		time.Sleep(200*time.Millisecond + rand.N(time.Second)) // a random moment
-		before := owners(status(t, c)) // asked after the kill, a slow status may know of the take-over
+		before := owners(status(t, c))                         // asked after the kill, a slow status may know of the take-over
 		victim := before[rand.N(f.partitions)]
 		k := kill{at: time.Now()}
 		f.nodes[victim].kill()
