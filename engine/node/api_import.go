@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -41,7 +42,25 @@ func (n *Node) apiImport(c *call) error {
 		return im.unknown // the client is to send all of it again, which is harmless
 	}
 	slices.SortFunc(im.reply.Failed, func(a, b carillon.ImportFail) int { return cmp.Compare(a.Line, b.Line) })
-	return c.answer(im.reply.AppendJSON(nil))
+	body := im.reply.AppendJSON(nil)
+	if len(body) > leastMaxPayload {
+		im.shortenErrors()
+		body = im.reply.AppendJSON(body[:0])
+	}
+	return c.answer(body)
+}
+
+// shortErrors is how much of each message is left in an answer that has too many long ones: whatever is escaped, a thousand of them fit.
+const shortErrors = 64
+
+// shortenErrors shortens the messages of the lines that failed. Each quotes its line, and escaped the quotes may be longer than the import.
+func (im *importing) shortenErrors() {
+	for i := range im.reply.Failed {
+		if e := *im.reply.Failed[i].Error; len(e.Message) > shortErrors {
+			e.Message = strings.ToValidUTF8(e.Message[:shortErrors], "") + "…"
+			im.reply.Failed[i].Error = &e
+		}
+	}
 }
 
 // sendPacks sends the records of an import. One may be overtaken by the next (sendRecord, forwardPack), so it is waited for if that has

@@ -186,6 +186,27 @@ func unbrokenLog(t testing.TB, r *running) {
 	again.stop(t)
 }
 
+// However much of its lines an import's answer quotes, it is no larger than every server's max_payload.
+func TestImportAnswerFits(t *testing.T) {
+	t.Parallel()
+	r := run(t, base(t))
+	nc := dial(t, r.NATS)
+	line := `{"id":"` + strings.Repeat("a", carillon.MaxJobIDLength) + `","schedule":"` + strings.Repeat(`\"`, 150) + ` * * * *"}`
+	answer, err := nc.Request("carillon.api.import", []byte(strings.Repeat(line+"\n", carillon.MaxImportLines)), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reply, err := carillon.ParseImportReply(answer.Data)
+	if err != nil || len(answer.Data) > 768<<10 || len(reply.Failed) != carillon.MaxImportLines {
+		t.Errorf("%d bytes, %d lines, %v", len(answer.Data), len(reply.Failed), err)
+	}
+	for _, f := range reply.Failed {
+		if f.Error.Code != carillon.CodeInvalidSchedule || f.Error.Field != "schedule" || !strings.HasPrefix(f.Error.Message, "minute ") {
+			t.Fatalf("line %d: %v", f.Line, f.Error)
+		}
+	}
+}
+
 // The Go client's import: many requests under way, large jobs and bad ones among small ones.
 func TestClientImport(t *testing.T) {
 	t.Parallel()
