@@ -132,7 +132,7 @@ func (n *Node) connect(o *Options) (err error) {
 		if err != nil {
 			return err
 		}
-		n.wire, n.requestWire = streams.NewWire(n.server), streams.NewWire(n.server)
+		n.wire, n.requestWire = streams.NewWire(n.server), streams.NewRequestWire(n.server)
 		n.nc, err = n.server.Connect(nats.Name("carillon "+o.Name), nats.InProcessServer(n.wire), nats.NoEcho())
 		if err == nil {
 			n.requestConn, err = n.server.ConnectService(nats.Name("carillon "+o.Name+requestsPurpose), nats.InProcessServer(n.requestWire), nats.ErrorHandler(n.noteConnError))

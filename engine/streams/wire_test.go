@@ -1,12 +1,16 @@
 package streams
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/iotest"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -211,5 +215,70 @@ func TestWireWaitsForTheHandshake(t *testing.T) {
 	defer conn.Close()
 	if err := w.Write([]byte("PING\r\n")); !errors.Is(err, ErrDisconnected) {
 		t.Errorf("before the handshake: %v", err)
+	}
+}
+
+// Requests whose subjects have a carriage return in them do not end a connection on which requests come, and change no other message.
+func TestRequestWireIsMended(t *testing.T) {
+	h := newHost(t)
+	nc := h.connect(nats.InProcessServer(NewRequestWire(h)))
+	got, err := nc.SubscribeSync("ask.>")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	rogue, err := h.InProcessConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rogue.Close()
+	go io.Copy(io.Discard, rogue)
+	large := strings.Repeat("MSG a\rb 1 2\r\n", 20_000)
+	for _, frame := range []string{
+		"CONNECT {\"verbose\":false,\"headers\":true}\r\n", "PUB ask.a\rb in\rbox 2\r\n\r\n\r\n", "PUB ask.\r7 0\r\n\r\n",
+		fmt.Sprintf("HPUB ask.h\r in 20 %d\r\nNATS/1.0\r\nA: a\rb\r\n\r\n%s\r\n", 20+len(large), large), fmt.Sprintf("PUB ask.large %d\r\n%s\r\n", len(large), large),
+	} {
+		if _, err := io.WriteString(rogue, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, want := range []struct{ subject, reply, data string }{
+		{"ask.a?b", "in?box", "\r\n"}, {"ask.?7", "", ""}, {"ask.h?", "in", large}, {"ask.large", "", large},
+	} {
+		m, err := got.NextMsg(time.Minute)
+		if err != nil {
+			t.Fatalf("%s: %v", want.subject, err)
+		}
+		if m.Subject != want.subject || m.Reply != want.reply || string(m.Data) != want.data {
+			t.Errorf("%q %q, %d bytes; want %q %q, %d bytes", m.Subject, m.Reply, len(m.Data), want.subject, want.reply, len(want.data))
+		}
+	}
+	if n := nc.Stats().Reconnects; n != 0 {
+		t.Errorf("%d connections", n+1)
+	}
+}
+
+// However the bytes arrive and are asked for, only the lines of messages change.
+func TestMenderReadsAnyPieces(t *testing.T) {
+	const in = "INFO {\"a\":\"\rb\"}\r\nPING\r\nMSG a\rb 1 4\r\n\rMSG\r\nHMSG c\r 1 \rd 3 5\r\nh\r\nMS\r\nMSG e 1 0\r\n\r\n-ERR 'x'\r\nMSG f 1 2\r\nMS"
+	want := strings.NewReplacer("a\rb 1 4", "a?b 1 4", "c\r 1 \rd", "c? 1 ?d").Replace(in)
+	for pieces := 1; pieces < 40; pieces++ {
+		from := iotest.OneByteReader(strings.NewReader(in))
+		if pieces%2 == 0 {
+			from = strings.NewReader(in)
+		}
+		m := &mender{in: bufio.NewReaderSize(from, 64<<10)}
+		var got []byte
+		for b := make([]byte, pieces); ; {
+			n, err := m.Read(b)
+			if got = append(got, b[:n]...); err != nil {
+				break
+			}
+		}
+		if string(got) != want {
+			t.Fatalf("in pieces of %d: %q, want %q", pieces, got, want)
+		}
 	}
 }
