@@ -55,7 +55,8 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 	}
 	// No output is left above what the log knows to be stored. If age can have removed the messages there, they were outputs. Otherwise
 	// they were lost in a power failure, after which the stream may still know its last sequence.
-	aged := info.MaxAge > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= info.MaxAge
+	age := leastAge(&info, n.streams.Out[p.number].Former())
+	aged := age > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= age
 	gone := acked.Seq > 0 && acked.Seq <= info.Last && info.First > info.Last && !aged
 	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
 		_, err := n.streams.Out[p.number].Get(ctx, acked.Seq)
@@ -113,9 +114,9 @@ func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, la
 // replicated ones, because chains do not link the messages there (engine/chain.go).
 func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
-	s := p.machine.Survey(info.First, info.Last, n.keptSince(&info))
-	p.mu.Unlock()
 	out := n.streams.Out[p.number]
+	s := p.machine.Survey(info.First, info.Last, n.keptSince(&info, out.Former()))
+	p.mu.Unlock()
 	from, found := max(acked.Seq+1, info.First), uint64(0)
 	err = out.Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {
 		p.mu.Lock()
@@ -158,17 +159,28 @@ func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acke
 	return f, nil
 }
 
-// keptSince is the time, unix ms, since when no message can have been removed from a stream because of its bounds.
-func (n *Node) keptSince(info *streams.Info) int64 {
+// keptSince is the time, unix ms, since when no message can have been removed from a stream because of its bounds. It may have wider ones
+// since this start than those by which it removed messages before.
+func (n *Node) keptSince(info *streams.Info, former streams.Bounds) int64 {
+	full := func(most int64) bool { return most > 0 && info.Bytes > uint64(most)/4 } // or was a moment ago: messages may take a half of it
+	age := leastAge(info, former)
 	switch {
-	case info.MaxBytes > 0 && info.Bytes > uint64(info.MaxBytes)/4: // it is full or was a moment ago, and messages may take a half of it
+	case full(info.MaxBytes) || full(former.Bytes):
 		return math.MaxInt64
 	case info.MaxMessages > 0 && info.Messages >= uint64(info.MaxMessages)/4: // the same; only operators bound messages
 		return math.MaxInt64
-	case info.MaxAge == 0:
+	case age == 0:
 		return math.MinInt64
 	}
-	return n.clock.ms() - info.MaxAge.Milliseconds()
+	return n.clock.ms() - age.Milliseconds()
+}
+
+// leastAge is the least age at which a stream drops, or has dropped, its messages; 0: it drops none for their age.
+func leastAge(info *streams.Info, former streams.Bounds) time.Duration {
+	if former.Age > 0 && (info.MaxAge == 0 || former.Age < info.MaxAge) {
+		return former.Age
+	}
+	return info.MaxAge
 }
 
 // outputOf tells which output a message claims to be, with the trigger's id or the event's body; number 0 if it is not well-formed.

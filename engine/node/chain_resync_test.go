@@ -184,16 +184,21 @@ func TestKeptSince(t *testing.T) {
 	for name, c := range map[string]struct {
 		streams.Info
 		least, most int64
+		former      streams.Bounds
 	}{
-		"no bounds":  {streams.Info{Bytes: 1 << 30, MaxBytes: -1}, math.MinInt64, math.MinInt64},
-		"old":        {streams.Info{MaxAge: long}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds()},
-		"full":       {streams.Info{Bytes: 900, MaxBytes: 1000, MaxAge: long}, math.MaxInt64, math.MaxInt64},
-		"a half":     {streams.Info{Bytes: 500, MaxBytes: 1000}, math.MaxInt64, math.MaxInt64},
-		"not nearly": {streams.Info{Bytes: 200, MaxBytes: 1000, Messages: 20, MaxMessages: 100}, math.MinInt64, math.MinInt64},
-		"many":       {streams.Info{Messages: 100, MaxMessages: 100, MaxBytes: -1, MaxAge: long}, math.MaxInt64, math.MaxInt64},
-		"only one":   {streams.Info{Messages: 1, MaxMessages: 1, MaxBytes: -1}, math.MaxInt64, math.MaxInt64},
+		"no bounds":  {streams.Info{Bytes: 1 << 30, MaxBytes: -1}, math.MinInt64, math.MinInt64, streams.Bounds{}},
+		"old":        {streams.Info{MaxAge: long}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds(), streams.Bounds{}},
+		"full":       {streams.Info{Bytes: 900, MaxBytes: 1000, MaxAge: long}, math.MaxInt64, math.MaxInt64, streams.Bounds{}},
+		"a half":     {streams.Info{Bytes: 500, MaxBytes: 1000}, math.MaxInt64, math.MaxInt64, streams.Bounds{}},
+		"not nearly": {streams.Info{Bytes: 200, MaxBytes: 1000, Messages: 20, MaxMessages: 100}, math.MinInt64, math.MinInt64, streams.Bounds{}},
+		"many":       {streams.Info{Messages: 100, MaxMessages: 100, MaxBytes: -1, MaxAge: long}, math.MaxInt64, math.MaxInt64, streams.Bounds{}},
+		"only one":   {streams.Info{Messages: 1, MaxMessages: 1, MaxBytes: -1}, math.MaxInt64, math.MaxInt64, streams.Bounds{}},
+		"was full":   {streams.Info{Bytes: 900, MaxBytes: 9000}, math.MaxInt64, math.MaxInt64, streams.Bounds{Bytes: 1000}},
+		"forgot":     {streams.Info{MaxAge: 9 * long}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds(), streams.Bounds{Age: long}},
+		"forgets":    {streams.Info{MaxAge: long}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds(), streams.Bounds{Age: 9 * long}},
+		"forgot all": {streams.Info{}, now - long.Milliseconds(), now - long.Milliseconds() + time.Minute.Milliseconds(), streams.Bounds{Age: long}},
 	} {
-		if got := n.keptSince(&c.Info); got < c.least || got > c.most {
+		if got := n.keptSince(&c.Info, c.former); got < c.least || got > c.most {
 			t.Errorf("%s: %d, want %d to %d", name, got, c.least, c.most)
 		}
 	}

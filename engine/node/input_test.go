@@ -506,6 +506,56 @@ func TestStreamBoundedByMessages(t *testing.T) {
 	}
 }
 
+// The engine is stopped and started with wider bounds of its output streams. What these dropped before, when the log did not know yet that it
+// was stored, is not published once more.
+func TestWiderBounds(t *testing.T) {
+	t.Run("bytes", func(t *testing.T) {
+		t.Parallel()
+		o := base(t)
+		o.OutMaxBytes = streams.MinStreamBytes
+		testWiderBounds(t, o, func(o *node.Options) { o.OutMaxBytes *= 64 }, func(s jetstream.StreamState) bool { return s.FirstSeq > 1 })
+	})
+	t.Run("age", func(t *testing.T) {
+		t.Parallel()
+		o := base(t)
+		o.OutMaxAge = 2 * streams.MinStreamAge
+		testWiderBounds(t, o, func(o *node.Options) { o.OutMaxAge = time.Hour }, func(s jetstream.StreamState) bool { return s.Msgs == 0 })
+	})
+}
+
+// testWiderBounds stops the engine once a stream has dropped something, and starts it with wider bounds.
+func testWiderBounds(t *testing.T, o node.Options, widen func(*node.Options), dropped func(jetstream.StreamState) bool) {
+	const row = 300
+	payload, err := json.Marshal(strings.Repeat("x", 8<<10))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, o)
+	nc := dial(t, r.NATS)
+	put(t, client(t, r.NATS), carillon.Job{ID: in(1, "row"), Schedule: "@every 1ms", MaxFires: row, Payload: payload})
+	js := jetStream(t, nc)
+	var stored uint64
+	eventually(t, "all is stored, and the stream has dropped some of it", func() bool {
+		s, err := js.Stream(t.Context(), outStream(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored = s.CachedInfo().State.LastSeq
+		return stored > row && dropped(s.CachedInfo().State) // with the event of its completion
+	})
+	r.stop(t)
+
+	widen(&o)
+	r = run(t, o)
+	fires(t, client(t, r.NATS), in(1, "last"))
+	nc = dial(t, r.NATS)
+	for _, m := range outputs(t, nc, 1) {
+		if m.seq > stored && m.trigger != nil && m.trigger.Job == in(1, "row") {
+			t.Errorf("%s was published again, at %d", m.trigger.ID, m.seq)
+		}
+	}
+}
+
 // putMass puts jobs that fire at an interval. Half of them are due in the same milliseconds, so that many outputs are in flight, the others
 // in the milliseconds between.
 func putMass(t *testing.T, c *carillon.Client, jobs int, interval time.Duration) {

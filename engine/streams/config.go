@@ -217,9 +217,10 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	}
 	least := cfg                // of an existing stream
 	cfg.Replicas = log.Replicas // output streams that are made now get as many
+	former := make([]Bounds, cfg.Partitions)
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
-		if err := cfg.openOut(ctx, js, given, p, least.outConfig(p)); err != nil {
+		if former[p], err = cfg.openOut(ctx, js, given, p, least.outConfig(p)); err != nil {
 			return nil, err
 		}
 	}
@@ -230,7 +231,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	of := func(want jetstream.StreamConfig) stream { return stream{nc: nc, name: want.Name, want: &want} }
 	s := &Streams{Log: &Log{stream: of(least.logConfig()), acks: acks, cfg: cfg}, acks: acks, sender: &sender{acks: acks, wire: cfg.Wire}, need: need}
 	for p := range cfg.Partitions {
-		s.Out = append(s.Out, &OutStream{stream: of(least.outConfig(p)), sender: s.sender})
+		s.Out = append(s.Out, &OutStream{stream: of(least.outConfig(p)), sender: s.sender, former: former[p]})
 	}
 	return s, nil
 }
@@ -257,16 +258,17 @@ func (c Config) openLog(ctx context.Context, js jetstream.JetStream, given Confi
 	return got, given.updateLimits(ctx, js, got, given.LogMaxBytes, 0)
 }
 
-// openOut makes the output stream of a partition if it is not there, and checks it against the least that it must be.
-func (c Config) openOut(ctx context.Context, js jetstream.JetStream, given Config, p int, least jetstream.StreamConfig) error {
+// openOut makes the output stream of a partition if it is not there, and checks it against the least that it must be. It returns the bounds
+// that the stream had before updateLimits.
+func (c Config) openOut(ctx context.Context, js jetstream.JetStream, given Config, p int, least jetstream.StreamConfig) (former Bounds, err error) {
 	got, err := c.ensure(ctx, js, c.outConfig(p))
-	if err != nil {
-		return err
+	if err == nil {
+		err = check(got, least)
 	}
-	if err := check(got, least); err != nil {
-		return err
+	if err == nil {
+		err = given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge)
 	}
-	return given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge)
+	return Bounds{got.MaxBytes, got.MaxAge}, err
 }
 
 // Flush sends what PublishChained has gathered.
