@@ -137,8 +137,8 @@ func (s *Survey) Missing() (missing []uint64) {
 	return missing
 }
 
-// Stored is the last output of those that the machine has made which the stream has, or had until it removed it because of its bounds. It is
-// for a stream whose end is to count as foreign.
+// Stored is the last output of those that the machine has made which the stream has, or had until it removed it because of its bounds.
+// It is for a stream whose end is to count as foreign.
 func (s *Survey) Stored() uint64 {
 	number := s.machine.outbox.made
 	for number > s.above && !s.has(number) && !s.removed(number) {
