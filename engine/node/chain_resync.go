@@ -273,7 +273,10 @@ func (n *Node) resumeWithLoss(ctx context.Context, p *partition, epoch, lastSeq,
 		return errNotOwner
 	}
 	acked := p.machine.Acked()
-	n.meters.lostOutputs.Add(int(acked.Output - number))
+	if counted := max(number, p.lostUpTo); acked.Output > counted { // once, although the chain may be lost again before anything is stored
+		n.meters.lostOutputs.Add(int(acked.Output - counted))
+		p.lostUpTo = acked.Output
+	}
 	outputs, _ := p.machine.Outbox(acked.Output)
 	n.resumeChain(p, lastSeq, acked.Output, outputs, 0)
 	return nil

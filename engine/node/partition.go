@@ -14,7 +14,7 @@ type partition struct {
 	number int
 
 	// The machine, and whether this node owns the partition.
-	mu        sync.Mutex // guards what follows, up to upTo
+	mu        sync.Mutex // guards what follows, up to lostUpTo
 	machine   *engine.Machine
 	table     table // where the machine reads jobs that are on disk
 	owner     engine.Owner
@@ -29,6 +29,7 @@ type partition struct {
 	takenBack bool      // that was soon after this node had claimed it
 	stopped   error     // why the partition stopped for good; nil: it did not
 	upTo      uint64    // records up to here are already in the machine, which was taken from another node during this run
+	lostUpTo  uint64    // the lost outputs that were accepted are counted up to here
 
 	// Whether this node follows the partition, that is, has its jobs.
 	follows     atomic.Bool           // if false, the machine is empty. Written under mu

@@ -502,6 +502,45 @@ func TestStopBehind(t *testing.T) {
 	ready(t, r)
 }
 
+// Outputs that are given up are counted once, even if the chain is lost again and again before the first output behind them is stored.
+func TestAcceptedLossIsCountedOnce(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	w := startProxy(t, e.url[len("nats://"):])
+	o := base(t)
+	o.NATS, o.CheckpointEvery = w.url(), time.Millisecond
+	r := run(t, o)
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc)
+	churn(t, c, "a", 40)
+	eventuallyEach(t, c, "no checkpoint to come holds an output", func(p carillon.PartitionStatus) bool { return p.Outbox == 0 })
+	twoCheckpoints(t, c, "a")
+	r.stop(t)
+	made := 0
+	for _, m := range outputs(t, nc, 1) {
+		made = max(made, int(m.number))
+	}
+	if err := jetStream(t, nc).DeleteStream(t.Context(), outStream(1)); err != nil {
+		t.Fatal(err)
+	}
+
+	o.AcceptLoss = map[int]bool{1: true}
+	w.divert("carillon.event.1.rejected._", "carillon.trigger.1.default")
+	r = run(t, o)
+	eventually(t, "the chain is lost again and again", func() bool { return metric(t, r.HTTP, "carillon_chain_lost_total") > 3 })
+	w.divert()
+	ready(t, r)
+	lost := made
+	for _, m := range outputs(t, nc, 1) {
+		if int(m.number) <= made {
+			lost-- // the log did not know yet that it was stored
+		}
+	}
+	if got := int(metric(t, r.HTTP, "carillon_outputs_lost_total")); got != lost || lost == 0 {
+		t.Errorf("%d outputs count as lost, want %d", got, lost)
+	}
+}
+
 // With --accept-loss a node is not ready before it has found out whether there is a loss. Otherwise an operator who
 // restarts it without the flag as soon as it is ready would meet the same stop again. Here the node cannot read an
 // output stream at first, whose last message is a foreign one.
