@@ -310,7 +310,7 @@ func (r *reader) add(ctx context.Context, m *nats.Msg) error {
 	}
 	if d.streamSeq > r.at.Seq { // else it was delivered already: the stream was asked for it
 		r.batch = append(r.batch, Message{
-			Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: m.Subject, Header: m.Header, Data: m.Data,
+			Seq: d.streamSeq, Time: time.Unix(0, d.nanos).UTC(), Subject: subjectOf(m.Subject), Header: m.Header, Data: m.Data,
 		})
 		r.bytes += len(m.Subject) + len(m.Data)
 	}

@@ -686,6 +686,39 @@ func TestReadSubjectsThatBreak(t *testing.T) {
 	}
 }
 
+// A subject that is not UTF-8 is the same to all who read it, in whatever way.
+func TestSubjectsThatAreNoText(t *testing.T) {
+	s, _, h := fresh(t, Config{Partitions: 1, Reader: "engine"})
+	rogue, err := h.InProcessConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, rogue)
+	defer rogue.Close()
+	if _, err := io.WriteString(rogue, `CONNECT {"verbose":false,"pedantic":false}`+"\r\nPUB carillon.cmd.put.a\xff\xfe\xed\xa0\x80b 2\r\n{}\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	const want = "carillon.log.0.put.a\ufffd\ufffd\ufffd\ufffd\ufffdb"
+	ctx, cancel := cancelled(t)
+	defer cancel()
+	read := make(chan string, 1)
+	go func() {
+		_ = s.Log.Read(ctx, Position{}, func(batch []Message) error { // until ctx ends
+			read <- batch[0].Subject
+			return nil
+		})
+	}()
+	if got := <-read; got != want {
+		t.Errorf("the reader has the subject %q, want %q", got, want)
+	}
+	if m, err := s.Log.Get(t.Context(), 1); err != nil || m.Subject != want {
+		t.Errorf("an answer has the subject %q, %v, want %q", m.Subject, err, want)
+	}
+	if m, err := s.Log.direct(t.Context(), 1); err != nil || m.Subject != want {
+		t.Errorf("a direct answer has the subject %q, %v, want %q", m.Subject, err, want)
+	}
+}
+
 // A scan ends where it is told to, and begins where the stream does.
 func TestScan(t *testing.T) {
 	s, _, _ := fresh(t, Config{Partitions: 1})

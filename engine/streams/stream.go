@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,9 +18,18 @@ import (
 type Message struct {
 	Seq     uint64
 	Time    time.Time // when the stream took it, to the nanosecond, UTC
-	Subject string    // as it is stored, after the transform
+	Subject string    // as it is stored, after the transform (subjectOf)
 	Header  nats.Header
 	Data    []byte
+}
+
+// subjectOf is a stored subject as all ways to read a message give it. nats-server takes any bytes. A consumer sends them as they are, and an
+// answer in JSON has U+FFFD for each that is not of UTF-8; nodes that read a record in different ways must apply the same.
+func subjectOf(stored string) string {
+	if utf8.ValidString(stored) {
+		return stored
+	}
+	return string([]rune(stored))
 }
 
 // Position is the message's position in its stream.
@@ -413,7 +423,7 @@ func directMessage(m *nats.Msg) (Message, error) {
 		return Message{}, fmt.Errorf("streams: a direct get: %s %s", m.Header.Get("Status"), m.Header.Get("Description"))
 	}
 	take(nats.JSStream)
-	out := Message{Subject: take(nats.JSSubject), Data: m.Data}
+	out := Message{Subject: subjectOf(take(nats.JSSubject)), Data: m.Data}
 	number, at := take(nats.JSSequence), take(nats.JSTimeStamp)
 	var err, badTime error
 	out.Seq, err = strconv.ParseUint(number, 10, 64)
