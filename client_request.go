@@ -209,7 +209,11 @@ const rightsAfter = 100 * time.Millisecond
 // reports that only to the connection, so the caller would wait for the answer in vain. When the wait is over, the caller must call
 // forbidden with the error that it met, or nil; forbidden returns the server's refusal in place of that error, if there was one.
 func (c *Client) watchRights(ctx context.Context, subjects ...string) (_ context.Context, forbidden func(error) error) {
-	before := c.nc.LastError()
+	return c.watchRightsSince(ctx, c.nc.LastError(), subjects...)
+}
+
+// watchRightsSince is watchRights where the connection's last error was before when it began.
+func (c *Client) watchRightsSince(ctx context.Context, before error, subjects ...string) (_ context.Context, forbidden func(error) error) {
 	ctx, cancel := context.WithCancel(ctx)
 	look := time.AfterFunc(rightsAfter, func() {
 		again := time.NewTicker(rightsAfter)

@@ -17,7 +17,7 @@ const watchBuffer = 64 << 20
 // Watch returns the triggers of a topic, which may have wildcards, as they are published. Workers still get them. Triggers that are
 // published while the connection is down are missed. Watch listens from the time it returns until ctx or the loop over the sequence
 // ends; the sequence can be used only once. If there is an error, it is the sequence's last item: messages were lost because the loop
-// was too slow (nats.ErrSlowConsumer), or the connection was closed.
+// was too slow (nats.ErrSlowConsumer), the user lost the right to hear them (nats.ErrPermissionViolation), or the connection was closed.
 //
 // Errors: CodeInvalidTopic; nats.ErrPermissionViolation; those of the connection.
 func (c *Client) Watch(ctx context.Context, topic string) (iter.Seq2[Trigger, error], error) {
@@ -51,14 +51,20 @@ func watch[T any](ctx context.Context, c *Client, subject string, parse func(*na
 	}
 	forget := context.AfterFunc(ctx, func() { _ = sub.Unsubscribe() }) // also if the sequence is never walked
 	return func(yield func(T, error) bool) {
+		// A subscription that the server takes away with the right does not come back with it, and would be quiet for ever.
+		allowed, forbidden := c.watchRightsSince(ctx, before, subject)
 		defer func() {
 			forget()
+			_ = forbidden(nil)
 			_ = sub.Unsubscribe() // fails only when that is done already
 		}()
 		for {
-			m, err := sub.NextMsgWithContext(ctx)
+			m, err := sub.NextMsgWithContext(allowed)
 			if ctx.Err() != nil {
 				return
+			}
+			if err != nil {
+				err = forbidden(err)
 			}
 			// nats.go forgets that a message was dropped once another has found room.
 			if n, e := sub.Dropped(); err == nil && e == nil && n > 0 {

@@ -1514,6 +1514,43 @@ func TestWatchTellsOfTheEnd(t *testing.T) {
 	}
 }
 
+// A watch whose subscription was taken away with its right would be quiet for ever: the subscription does not come back with the right.
+func TestWatchTellsOfLostRight(t *testing.T) {
+	t.Parallel()
+	options := func(rights string) *server.Options {
+		o := natstest.ParseOptions(t, "accounts { A { users: [{user: w, password: w "+rights+"}] } }")
+		o.JetStream = true
+		return o
+	}
+	first := options("")
+	ns := natstest.Start(t, first)
+	nc, err := nats.Connect(ns.ClientURL(), nats.UserInfo("w", "w"), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	triggers, err := Connect(nc).Watch(t.Context(), "t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		for _, err := range triggers {
+			ended <- err
+		}
+	}()
+	for _, rights := range []string{`, permissions: { subscribe: { deny: ["carillon.trigger.>"] } }`, ""} {
+		o, with := first.Clone(), options(rights)
+		o.Accounts, o.Users = with.Accounts, with.Users
+		if err := ns.ReloadOptions(o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := natstest.Receive(t, "the end of the watch", ended); !errors.Is(err, nats.ErrPermissionViolation) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // A message that was lost ends a watch, also where a smaller one behind it found room.
 func TestWatchTellsOfLoss(t *testing.T) {
 	nc, js := startNATS(t)
