@@ -257,14 +257,26 @@ type beginning struct {
 	policy jetstream.DeliverPolicy
 	seq    uint64
 	at     *time.Time
+	made   time.Time // of the consumer; zero: it does not matter
 }
 
 // beginningOf is where a consumer that replaces c must begin, so that no trigger is left out in between.
 func beginningOf(c *jetstream.ConsumerInfo) beginning {
-	if c.Config.DeliverPolicy == jetstream.DeliverNewPolicy {
-		return beginning{policy: jetstream.DeliverByStartTimePolicy, at: &c.Created}
+	switch c.Config.DeliverPolicy {
+	case jetstream.DeliverNewPolicy:
+		return beginning{policy: jetstream.DeliverByStartTimePolicy, at: &c.Created, made: c.Created}
+	case jetstream.DeliverLastPolicy, jetstream.DeliverLastPerSubjectPolicy: // what is last then may be another message
+		return beginning{policy: jetstream.DeliverByStartSequencePolicy, seq: c.AckFloor.Stream + 1, made: c.Created}
 	}
-	return beginning{c.Config.DeliverPolicy, c.Config.OptStartSeq, c.Config.OptStartTime}
+	return beginning{c.Config.DeliverPolicy, c.Config.OptStartSeq, c.Config.OptStartTime, c.Created}
+}
+
+// in returns where in a stream the consumer must begin: the sequences of one that was made since are others.
+func (b beginning) in(s *jetstream.StreamInfo) beginning {
+	if b.policy == jetstream.DeliverByStartSequencePolicy && s.Created.After(b.made) {
+		return beginning{policy: jetstream.DeliverAllPolicy}
+	}
+	return b
 }
 
 // run takes triggers until ctx ends, and then winds down: first the pullers, then the handlers, and at last the
@@ -373,9 +385,6 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	if w.StartNew {
 		want.DeliverPolicy = jetstream.DeliverNewPolicy
 	}
-	if from := known.from; from != nil {
-		want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
-	}
 	stream := w.names.OutStream(p)
 	// ask makes or changes the consumer. If so great a MaxAckPending is not allowed, it leaves the choice to JetStream.
 	ask := func(do func(context.Context, string, jetstream.ConsumerConfig) (jetstream.Consumer, error)) (jetstream.Consumer, error) {
@@ -389,6 +398,14 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 	made := false
 	consumer, err := w.js.Consumer(ctx, stream, w.Name)
 	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		if known.from != nil {
+			s, err := w.js.Stream(ctx, stream)
+			if err != nil {
+				return fmt.Errorf("carillon: stream %s: %w", stream, err)
+			}
+			from := known.from.in(s.CachedInfo())
+			want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
+		}
 		consumer, err = ask(w.js.CreateConsumer)
 		made = err == nil
 		if errors.Is(err, jetstream.ErrConsumerExists) { // another worker of the name was first, with options of its own

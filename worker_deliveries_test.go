@@ -3,6 +3,7 @@ package carillon
 import (
 	"context"
 	"errors"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -225,15 +226,31 @@ func TestPullReceivesWhileItWaits(t *testing.T) {
 	}
 }
 
-// A consumer that is made again begins where the one before did, and one for what is new when that was made.
+// A consumer that is made again begins where the one before did, and one for what is new when that was made. That of a stream that is new
+// itself leaves out nothing.
 func TestBeginningOf(t *testing.T) {
 	created := time.UnixMilli(1_800_000_000_000)
-	all := &jetstream.ConsumerInfo{Created: created}
-	if got := beginningOf(all); got != (beginning{policy: jetstream.DeliverAllPolicy}) {
-		t.Errorf("%+v", got)
-	}
-	all.Config.DeliverPolicy = jetstream.DeliverNewPolicy
-	if got := beginningOf(all); got.policy != jetstream.DeliverByStartTimePolicy || got.at == nil || !got.at.Equal(created) {
-		t.Errorf("%+v", got)
+	old, anew := &jetstream.StreamInfo{Created: created.Add(-1)}, &jetstream.StreamInfo{Created: created.Add(1)}
+	all := beginning{policy: jetstream.DeliverAllPolicy}
+	for policy, want := range map[jetstream.DeliverPolicy]struct{ old, anew beginning }{
+		jetstream.DeliverAllPolicy: {all, all},
+		jetstream.DeliverNewPolicy: {
+			beginning{policy: jetstream.DeliverByStartTimePolicy, at: &created}, beginning{policy: jetstream.DeliverByStartTimePolicy, at: &created},
+		},
+		jetstream.DeliverByStartSequencePolicy: {beginning{policy: jetstream.DeliverByStartSequencePolicy, seq: 5}, all},
+		jetstream.DeliverLastPolicy:            {beginning{policy: jetstream.DeliverByStartSequencePolicy, seq: 8}, all},
+		jetstream.DeliverLastPerSubjectPolicy:  {beginning{policy: jetstream.DeliverByStartSequencePolicy, seq: 8}, all},
+	} {
+		before := &jetstream.ConsumerInfo{Created: created, AckFloor: jetstream.SequenceInfo{Stream: 7}}
+		before.Config.DeliverPolicy = policy
+		if policy == jetstream.DeliverByStartSequencePolicy {
+			before.Config.OptStartSeq = 5
+		}
+		for s, want := range map[*jetstream.StreamInfo]beginning{old: want.old, anew: want.anew} {
+			got := beginningOf(before).in(s)
+			if got.made = (time.Time{}); !reflect.DeepEqual(got, want) {
+				t.Errorf("%v: %+v, not %+v", policy, got, want)
+			}
+		}
 	}
 }

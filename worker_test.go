@@ -612,6 +612,65 @@ func TestWorkStartNewAgain(t *testing.T) {
 	}
 }
 
+// A consumer that is made anew on a stream that is new itself leaves out nothing of it, wherever in the old one its predecessor began, and one
+// that began with the stream's last message leaves out nothing that came since.
+func TestWorkPreparedConsumerAgain(t *testing.T) {
+	nc, js := startNATS(t)
+	names := DefaultNames()
+	makeOutput(t, js, 2)
+	var mu sync.Mutex
+	seen := make(map[string]bool)
+	for p, begin := range []jetstream.ConsumerConfig{
+		{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 3}, {DeliverPolicy: jetstream.DeliverLastPolicy},
+	} {
+		begin.Durable, begin.FilterSubject, begin.AckPolicy = "g", names.Trigger(p, "t"), jetstream.AckExplicitPolicy
+		if _, err := js.CreateConsumer(t.Context(), names.OutStream(p), begin); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, err := Connect(nc).worker(WorkerOptions{Topic: "t", Name: "g", OnError: func(*Trigger, error) {}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.do = func(_ context.Context, tr *Trigger) error {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[tr.Job] = true
+		return nil
+	}
+	if _, err := w.makeConsumers(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// All of this is before the worker takes anything.
+	if err := js.DeleteStream(t.Context(), names.OutStream(0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := js.DeleteConsumer(t.Context(), names.OutStream(1), "g"); err != nil {
+		t.Fatal(err)
+	}
+	out := &output{t: t, js: js, last: make([]uint64, 2)}
+	if _, err := js.CreateStream(t.Context(), jetstream.StreamConfig{Name: names.OutStream(0), Subjects: []string{names.Trigger(0, ">")}}); err != nil {
+		t.Fatal(err)
+	}
+	for p := range 2 {
+		out.trigger(p, "t", fmt.Sprint("first-", p), 1, "")
+		out.trigger(p, "t", fmt.Sprint("second-", p), 2, "")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- w.run(ctx, 2) }()
+	eventually(t, "all answered", settled(t, js, "g", 2))
+	cancel()
+	if err := natstest.Receive(t, "the worker's end", ended); err != nil {
+		t.Error(err)
+	}
+	for _, job := range []string{"first-0", "second-0", "first-1", "second-1"} {
+		if !seen[job] {
+			t.Errorf("%s was left out; seen: %v", job, seen)
+		}
+	}
+}
+
 func TestWorkRefuses(t *testing.T) {
 	nc, js := startNATS(t)
 	c := Connect(nc)
