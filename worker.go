@@ -239,6 +239,8 @@ type worker struct {
 type consumer struct {
 	mu   sync.Mutex // held while the consumer is looked for and made: the partition's two pullers may both find it missing
 	from *beginning // nil: not known
+
+	ackWait time.Duration // as it was found or made; 0: not known
 }
 
 func (w *worker) consumer(p int) *consumer {
@@ -406,6 +408,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 			from := known.from.in(s.CachedInfo())
 			want.DeliverPolicy, want.OptStartSeq, want.OptStartTime = from.policy, from.seq, from.at
 		}
+		want.AckWait = max(want.AckWait, known.ackWait)
 		consumer, err = ask(w.js.CreateConsumer)
 		made = err == nil
 		if errors.Is(err, jetstream.ErrConsumerExists) { // another worker of the name was first, with options of its own
@@ -426,7 +429,7 @@ func (w *worker) makeConsumer(ctx context.Context, p int) error {
 		return fmt.Errorf("carillon: consumer %s on %s: %w", w.Name, stream, err)
 	}
 	from := beginningOf(consumer.CachedInfo())
-	known.from = &from
+	known.from, known.ackWait = &from, consumer.CachedInfo().Config.AckWait
 	return nil
 }
 

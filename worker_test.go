@@ -842,6 +842,31 @@ func TestWorkConsumers(t *testing.T) {
 	}
 }
 
+// The longest AckWait of a name counts for a consumer that is made again, too, whichever worker makes it.
+func TestWorkConsumerAgainWaitsAsLong(t *testing.T) {
+	nc, js := startNATS(t)
+	makeOutput(t, js, 1)
+	c := Connect(nc)
+	if _, err := c.MakeConsumers(t.Context(), WorkerOptions{Topic: "t", Name: "g", AckWait: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	w, err := c.worker(WorkerOptions{Topic: "t", Name: "g", AckWait: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, what := range []string{"found", "made again"} {
+		if err := w.makeConsumer(t.Context(), 0); err != nil {
+			t.Fatal(err)
+		}
+		if got := consumerInfo(t, js, "g", 0).Config.AckWait; got != time.Minute {
+			t.Errorf("%s: the consumer waits for %s", what, got)
+		}
+		if err := js.DeleteConsumer(t.Context(), DefaultNames().OutStream(0), "g"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A server or an account may bound what a consumer has unanswered, and what a pull asks for: so much it is then.
 func TestWorkWithinLimits(t *testing.T) {
 	t.Parallel()
