@@ -124,9 +124,10 @@ func notPrintable(c rune) bool { return c <= ' ' || c > '~' }
 //
 // When ctx ends, Work takes no more triggers, gives back those that no handler has begun, and lets running handlers finish within Grace.
 // Then it returns nil, or an error if some handlers had to be cancelled; their triggers are given back, too, unless the handler's error is
-// nil or Permanent. It ends in the same way when the connection is closed, and then returns nats.ErrConnectionClosed. (Unless
-// nats.MaxReconnects says otherwise, nats.go closes a connection that it could not restore for two minutes.) Do not stop a worker by
-// draining the connection: the acks of running handlers would be lost, and their triggers delivered again.
+// nil or Permanent. It also returns an error if the server does not answer then: the last acks may be lost. It ends in the same way when
+// the connection is closed, and then returns nats.ErrConnectionClosed. (Unless nats.MaxReconnects says otherwise, nats.go closes a
+// connection that it could not restore for two minutes.) Do not stop a worker by draining the connection: the acks of running handlers
+// would be lost, and their triggers delivered again.
 //
 // A worker fetches triggers ahead: of each partition as many as it begins within some hundredths of a second, but at least Concurrency,
 // and at most 2,048 (or Concurrency, if that is more) or about 8 MiB. While they wait for a handler they are not delivered again. The

@@ -553,6 +553,25 @@ func TestWorkEndsWithItsConnection(t *testing.T) {
 	}
 }
 
+// A worker that is stopped while the server is away cannot know that its last acks have arrived.
+func TestWorkStoppedWithoutItsServer(t *testing.T) {
+	t.Parallel()
+	ns := natstest.Start(t, &server.Options{JetStream: true})
+	nc := dial(t, ns.ClientURL())
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	makeOutput(t, js, 1)
+	stop := startWorker(t, Connect(nc), WorkerOptions{Topic: "t", Name: "g", OnError: func(*Trigger, error) {}}, func(context.Context, *Trigger) error { return nil })
+	eventually(t, "the consumer made", made(t, js, "g", 1))
+	ns.Shutdown()
+	eventually(t, "the connection is down", nc.IsReconnecting)
+	if err := stop(); !errors.Is(err, nats.ErrTimeout) || !strings.Contains(err.Error(), "acks") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // What waits for a handler when the connection is closed is not begun: it could not be acknowledged, and others have it.
 func TestWorkBeginsNothingWithoutItsConnection(t *testing.T) {
 	nc, js := startNATS(t)
