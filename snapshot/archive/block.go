@@ -33,6 +33,10 @@ const (
 // and the rest of a frame.
 const maxRaw = maxPair + 1<<20
 
+// unpacked bounds what a payload of n bytes can hold: the densest element of a Snappy block makes 64 bytes of 3. Decoders of package s2 also
+// take elements that make millions of bytes of 5, so without the bound a small file could take all memory.
+func unpacked(n int) int { return n * 64 / 3 }
+
 // maxPair is the size of the largest pair that a save accepts, many times what a job may have.
 const maxPair = 64 << 20
 
@@ -210,7 +214,7 @@ func readBlock(path string, file []byte, about uint64) (raw []byte, info blockIn
 	if v := file[len(blockMagic)]; v > blockVersion {
 		return nil, info, fmt.Errorf("%w: %s has block version %d, this binary reads %d", wal.ErrVersion, path, v, blockVersion)
 	}
-	raw = make([]byte, 0, min(about, maxRaw))
+	raw = make([]byte, 0, min(about, uint64(unpacked(len(file)))))
 	index := make([]byte, 0, 64)
 	var frames uint64
 	at := blockHeader
@@ -249,8 +253,11 @@ func appendRaw(raw []byte, f frame) ([]byte, error) {
 		return append(raw, f.payload...), nil
 	case frameSnappy:
 		n, err := s2.DecodedLen(f.payload)
-		if err != nil || n > maxRaw {
-			return raw, fmt.Errorf("frame of %d bytes decompressed: %w", n, err)
+		if err != nil {
+			return raw, fmt.Errorf("decompress a frame: %w", err)
+		}
+		if n > min(maxRaw, unpacked(len(f.payload))) {
+			return raw, fmt.Errorf("frame of %d bytes that claims %d bytes decompressed", len(f.payload), n)
 		}
 		begin := len(raw)
 		raw = slices.Grow(raw, n)[:begin+n]

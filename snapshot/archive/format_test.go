@@ -2,10 +2,12 @@ package archive
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/klauspost/compress/s2"
 	"pgregory.net/rapid"
 
 	"github.com/carillon-scheduler/carillon/wal"
@@ -114,6 +117,32 @@ func TestBlockModel(t *testing.T) {
 			t.Fatal(d)
 		}
 	})
+}
+
+// What a block decompresses to has a bound that comes from its size: no small file takes all memory. Snappy itself stays below that bound.
+func TestBlockTakesNoMoreThanItMay(t *testing.T) {
+	pair := appendBytes(appendBytes(nil, []byte("k")), make([]byte, 32<<20))
+	frame := func(packed []byte) error {
+		raw, err := appendRaw(nil, frame{kind: frameSnappy, payload: packed})
+		if err == nil && !bytes.Equal(raw, pair) {
+			t.Error("another pair came out")
+		}
+		return err
+	}
+	must(t, frame(s2.EncodeSnappy(nil, pair)))
+	for _, packed := range [][]byte{s2.Encode(nil, pair), binary.AppendUvarint(nil, uint64(len(pair)))} {
+		if err := frame(packed); err == nil || !strings.Contains(err.Error(), "claims 33554438 bytes decompressed") {
+			t.Errorf("%d bytes that decompress to %d: %v", len(packed), len(pair), err)
+		}
+	}
+	b := builder{sizes: smallSizes}
+	b.begin('w')
+	b.add([]byte("k"), nil)
+	file, _ := b.end()
+	raw, _, err := readBlock("b", file, math.MaxUint64) // as a manifest may say
+	if err != nil || cap(raw) > 64*len(file) {
+		t.Errorf("memory for %d bytes, of a block of %d: %v", cap(raw), len(file), err)
+	}
 }
 
 func FuzzReadBlock(f *testing.F) {
