@@ -118,9 +118,13 @@ func syncDir(fsys vfs.FS, dir string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Get reads a file. If the disk cannot read all of it, that is a *Damage, so that callers can go on with other files.
+// Get reads a file. If the disk cannot read all of it, that is a *Damage, so that callers can go on with other files. So is what has the
+// name and is no file: a pipe would be read for ever.
 func (d *Dir) Get(_ context.Context, name string) ([]byte, error) {
 	file := d.Path(name)
+	if info, err := d.fs.Stat(file); err == nil && !info.Mode().IsRegular() {
+		return nil, damaged(file, 0, "it is no file, but %v", info.Mode().Type())
+	}
 	data, err := readFile(d.fs, file)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

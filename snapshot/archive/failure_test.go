@@ -23,6 +23,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon/internal/faultfs"
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // A process that saves, prunes or restores is killed at random moments. Each time the archive is whole, and what was
@@ -459,6 +460,36 @@ func TestUnreadable(t *testing.T) {
 		_, err = clean(target)
 		must(t, err)
 	}
+}
+
+// What has the name of a block or of a manifest and is no file is damage, too. A pipe, which nobody writes to, is not waited for.
+func TestNoFile(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	dir := t.TempDir()
+	target := OpenDir(nil, dir)
+	fixture(t, mem, target, 60)
+	m, err := Get(ctx, target, "")
+	must(t, err)
+	for _, name := range []string{m.Partitions[1].Rooms[0].Blocks[0].Name(), manifestName(m.ID)} {
+		file := filepath.Join(dir, name)
+		for _, other := range []func() error{
+			func() error { return os.Mkdir(file, 0o755) },
+			func() error { return syscall.Mkfifo(file, 0o644) },
+		} {
+			must(t, os.Rename(file, file+".whole"))
+			must(t, other())
+			_, err := target.Get(ctx, name)
+			wantErr(t, err, wal.ErrCorrupt)
+			v, err := Verify(ctx, target, []string{m.ID}, nil)
+			must(t, err)
+			if len(v.Problems) != 1 || !strings.Contains(v.Problems[0].Err.Error(), name+": offset 0: it is no file") {
+				t.Errorf("%s: problems %v", name, v.Problems)
+			}
+			must(t, errors.Join(os.Remove(file), os.Rename(file+".whole", file)))
+		}
+	}
+	_, err = clean(target)
+	must(t, err)
 }
 
 // The disk fails once a restored directory is in its place. Then the error says that the directory is whole: otherwise the user would
