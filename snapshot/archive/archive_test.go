@@ -343,6 +343,7 @@ func TestManifestDiffers(t *testing.T) {
 	must(t, err)
 	for what, spoil := range map[string]func(m *Manifest, r []Room){
 		"a version below the first":  func(m *Manifest, _ []Room) { m.Format = 0 },
+		"no partitions":              func(m *Manifest, _ []Room) { m.Partitions = nil },
 		"a partition at another's":   func(m *Manifest, _ []Room) { m.Partitions[0].Partition = 1 },
 		"one partition twice":        func(m *Manifest, _ []Room) { m.Format, m.Part, m.Partitions[1].Partition = FormatVersion, true, 0 },
 		"a room of two characters":   func(_ *Manifest, r []Room) { r[len(r)-1].Room += "x" },

@@ -220,6 +220,9 @@ func (m *Manifest) check(sum string) error {
 	if want := m.Time.Format(idTime) + "-" + sum; m.ID != want {
 		return fmt.Errorf("the file is that of snapshot %s", want)
 	}
+	if len(m.Partitions) == 0 {
+		return errors.New("no partitions")
+	}
 	for i := range m.Partitions {
 		p := &m.Partitions[i]
 		if !m.Part && int(p.Partition) != i || m.Part && i > 0 && p.Partition <= m.Partitions[i-1].Partition {
