@@ -63,7 +63,8 @@ func (o TopicQueueOptions) Validate() error {
 // after it, from the start of their streams. The triggers in the queue stay, and so do sources whose streams are gone: they may come back.
 //
 // Errors: CodeInvalidTopic, also for a token such as $1 or {{wildcard(1)}}; CodeInvalidField for an option, or if a stream of that name
-// holds something else; CodeNotFound when the service has no streams; the errors of jetstream's CreateStream and UpdateStream.
+// holds something else; CodeNotFound when the service has no streams; nats.ErrPermissionViolation; the errors of jetstream's CreateStream
+// and UpdateStream.
 func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueueOptions) (jetstream.Stream, error) {
 	if err := CheckTopicFilter(topic); err != nil {
 		return nil, err
@@ -107,11 +108,13 @@ func (c *Client) CreateTopicQueue(ctx context.Context, topic string, o TopicQueu
 		}
 		config.Sources = append(config.Sources, source)
 	}
-	stream, err := js.CreateStream(ctx, config)
+	stream, err := asking(ctx, c, "STREAM.CREATE."+config.Name, func(ctx context.Context) (jetstream.Stream, error) {
+		return js.CreateStream(ctx, config)
+	})
 	if !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 		return stream, err
 	}
-	if stream, err = js.Stream(ctx, config.Name); err != nil {
+	if stream, err = c.stream(ctx, js, config.Name); err != nil {
 		return nil, err
 	}
 	have, ok := c.sourcesByPartition(stream.CachedInfo().Config, topic)
@@ -178,6 +181,11 @@ func outdated(have map[int]*jetstream.StreamSource, made time.Time, outputs []ti
 func (c *Client) mend(
 	ctx context.Context, js jetstream.JetStream, config jetstream.StreamConfig, topic string, have map[int]*jetstream.StreamSource, change TopicQueueChange,
 ) (jetstream.Stream, error) {
+	update := func() (jetstream.Stream, error) {
+		return asking(ctx, c, "STREAM.UPDATE."+config.Name, func(ctx context.Context) (jetstream.Stream, error) {
+			return js.UpdateStream(ctx, config)
+		})
+	}
 	for _, p := range change.Anew {
 		delete(have, p)
 	}
@@ -189,7 +197,7 @@ func (c *Client) mend(
 		if len(have) == 0 { // a stream without sources would be no topic queue; of the partition after the last there is no stream
 			config.Sources = append(config.Sources, c.source(len(change.Anew), topic))
 		}
-		if _, err := js.UpdateStream(ctx, config); err != nil {
+		if _, err := update(); err != nil {
 			return nil, err
 		}
 	}
@@ -200,13 +208,13 @@ func (c *Client) mend(
 	for _, p := range slices.Sorted(maps.Keys(have)) {
 		config.Sources = append(config.Sources, have[p])
 	}
-	return js.UpdateStream(ctx, config)
+	return update()
 }
 
 // DeleteTopicQueue removes a topic queue and the triggers in it. The output streams keep theirs.
 //
 // Errors: CodeInvalidTopic; CodeNotFound; CodeInvalidField if the stream of that name holds something else (the topics a.b and a_b
-// have the same stream name); the errors of jetstream's DeleteStream.
+// have the same stream name); nats.ErrPermissionViolation; the errors of jetstream's DeleteStream.
 func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 	if err := CheckTopicFilter(topic); err != nil {
 		return err
@@ -216,12 +224,14 @@ func (c *Client) DeleteTopicQueue(ctx context.Context, topic string) error {
 		return err
 	}
 	name := c.names.TopicStream(topic)
-	stream, err := js.Stream(ctx, name)
+	stream, err := c.stream(ctx, js, name)
 	if err == nil && !c.sources(stream.CachedInfo().Config, topic) {
 		return errField(CodeInvalidField, "topic", "the stream %s is there, but does not hold the triggers of %s", name, topic)
 	}
 	if err == nil {
-		err = js.DeleteStream(ctx, name)
+		_, err = asking(ctx, c, "STREAM.DELETE."+name, func(ctx context.Context) (none struct{}, _ error) {
+			return none, js.DeleteStream(ctx, name)
+		})
 	}
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return &Error{Code: CodeNotFound, Message: "there is no topic queue " + name}
@@ -239,7 +249,7 @@ func (c *Client) sources(s jetstream.StreamConfig, topic string) bool {
 
 // TopicQueues returns the streams of all topic queues.
 //
-// Errors: those of jetstream's ListStreams.
+// Errors: nats.ErrPermissionViolation; those of jetstream's ListStreams.
 func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, error) {
 	return c.listStreams(ctx, c.names.TopicStream(""))
 }
@@ -247,7 +257,7 @@ func (c *Client) TopicQueues(ctx context.Context) ([]*jetstream.StreamInfo, erro
 // OutdatedTopicQueues returns the topics of the queues that do not take in all of their triggers, because the service's partitions or
 // output streams are others than when the queue was made. CreateTopicQueue of the topic mends that.
 //
-// Errors: those of jetstream's ListStreams.
+// Errors: nats.ErrPermissionViolation; those of jetstream's ListStreams.
 func (c *Client) OutdatedTopicQueues(ctx context.Context) (topics []string, err error) {
 	infos, err := c.listStreams(ctx, "")
 	if err != nil {
@@ -292,13 +302,14 @@ func (c *Client) listStreams(ctx context.Context, prefix string) (infos []*jetst
 	if err != nil {
 		return nil, err
 	}
+	ctx, forbidden := c.watchRights(ctx, jetstream.DefaultAPIPrefix+"STREAM.LIST")
 	list := js.ListStreams(ctx)
 	for info := range list.Info() {
 		if strings.HasPrefix(info.Config.Name, prefix) {
 			infos = append(infos, info)
 		}
 	}
-	return infos, list.Err()
+	return infos, forbidden(list.Err())
 }
 
 // outputs opens the output streams and returns them by partition.
@@ -319,11 +330,16 @@ func (c *Client) outputs(ctx context.Context, js jetstream.JetStream) ([]jetstre
 	}
 }
 
-// stream opens a stream. Its error says so if the client lacks the right to.
+// stream opens a stream.
 func (c *Client) stream(ctx context.Context, js jetstream.JetStream, name string) (jetstream.Stream, error) {
-	ctx, forbidden := c.watchRights(ctx, jetstream.DefaultAPIPrefix+"STREAM.INFO."+name)
-	s, err := js.Stream(ctx, name)
-	return s, forbidden(err)
+	return asking(ctx, c, "STREAM.INFO."+name, func(ctx context.Context) (jetstream.Stream, error) { return js.Stream(ctx, name) })
+}
+
+// asking asks JetStream on a subject of its API. Its error says so if the client lacks the right to.
+func asking[T any](ctx context.Context, c *Client, api string, ask func(context.Context) (T, error)) (T, error) {
+	ctx, forbidden := c.watchRights(ctx, jetstream.DefaultAPIPrefix+api)
+	answer, err := ask(ctx)
+	return answer, forbidden(err)
 }
 
 // checkDestination refuses a topic with a token that nats-server replaces in a subject transform, because such a token cannot be

@@ -976,6 +976,52 @@ func TestWorkWithoutRights(t *testing.T) {
 	}
 }
 
+// So is one for topic queues, where else the wait for an answer would end without a reason.
+func TestTopicQueueWithoutRights(t *testing.T) {
+	t.Parallel()
+	to := func(allow ...string) *server.SubjectPermission { return &server.SubjectPermission{Allow: allow} }
+	o := &server.Options{JetStream: true, Users: []*server.User{
+		{Username: "service"},
+		{Username: "looks", Permissions: &server.Permissions{Publish: to("$JS.API.STREAM.INFO.>")}},
+		{Username: "makes", Permissions: &server.Permissions{Publish: to("$JS.API.STREAM.INFO.>", "$JS.API.STREAM.CREATE.>")}},
+	}}
+	url := natstest.Start(t, o).ClientURL()
+	as := func(user string) *Client {
+		nc, err := nats.Connect(url, nats.UserInfo(user, ""), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return Connect(nc, WithTimeout(time.Hour))
+	}
+	service := as("service")
+	js, err := service.jetStream()
+	if err != nil {
+		t.Fatal(err)
+	}
+	makeOutput(t, js, 1)
+	lacks := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), what) {
+			t.Errorf("without %s: %v", what, err)
+		}
+	}
+	_, err = as("looks").CreateTopicQueue(t.Context(), "t", TopicQueueOptions{})
+	lacks("STREAM.CREATE", err)
+	if _, err := service.CreateTopicQueue(t.Context(), "t", TopicQueueOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	lacks("STREAM.DELETE", as("looks").DeleteTopicQueue(t.Context(), "t"))
+	_, err = as("looks").TopicQueues(t.Context())
+	lacks("STREAM.LIST", err)
+	_, err = js.CreateStream(t.Context(), jetstream.StreamConfig{Name: DefaultNames().OutStream(1), Subjects: []string{"carillon.trigger.1.>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = as("makes").CreateTopicQueue(t.Context(), "t", TopicQueueOptions{}) // which lacks a partition
+	lacks("STREAM.UPDATE", err)
+}
+
 // A puller is told of a right that its worker lacks by what another one of its pullers asked for, too: the connection keeps its last error
 // alone, and that may be the other one's at each look. What others lack on the connection is not its business.
 func TestForbidden(t *testing.T) {
