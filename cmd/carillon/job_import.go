@@ -224,9 +224,10 @@ type lineScanner struct {
 	cut int // bytes of this line that were dropped
 }
 
+// next reads a line. What stands before an error of the input is only part of one.
 func (l *lineScanner) next() bool {
 	l.cut = 0
-	return l.Scan()
+	return l.Scan() && l.Err() == nil
 }
 
 func newLineScanner(r io.Reader) *lineScanner {

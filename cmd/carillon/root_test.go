@@ -20,6 +20,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -983,6 +984,19 @@ func TestImportEndsBeforeItsInput(t *testing.T) {
 		}
 	case <-ctx.Done():
 		t.Error("a refused line did not end it")
+	}
+}
+
+// TestImportOfInputThatBreaks: the part of a line before an error of the input is not taken for the line.
+func TestImportOfInputThatBreaks(t *testing.T) {
+	url := startEngine(t)
+	for _, option := range []string{"--keep-going=false", "--keep-going"} {
+		in := io.MultiReader(strings.NewReader(`{"id":"a"}`+"\n"+`{"id":"b","sch`), iotest.ErrReader(errors.New("it broke")))
+		var out, errOut bytes.Buffer
+		code := Run(t.Context(), []string{"-s", url, "job", "import", option}, in, &out, &errOut)
+		if code != exitFailure || errOut.String() != "carillon: line 2: it broke\n" || !strings.HasPrefix(out.String(), "1 job imported") {
+			t.Errorf("%s: %d, %q, %q", option, code, out.String(), errOut.String())
+		}
 	}
 }
 
