@@ -189,7 +189,7 @@ func (t *jobTable) add(id string, f fixed, from int64, request string, spec []by
 	return slot, j
 }
 
-// insert gives a slot to a job whose text is stored. The caller has yet to put it into sorted.
+// insert gives a slot to a job whose text is stored. The caller has yet to put it into byID.
 func (t *jobTable) insert(text textRef, from int64) (uint32, *job) {
 	var slot uint32
 	if n := len(t.free); n > 0 {

@@ -71,9 +71,9 @@ type unclaimedOutcome struct {
 	r   *reply
 }
 
-// unclaimedRing has outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are of
-// raw commands, or of commands that other nodes answer. So whenever there are unclaimedMost bytes of new ones, those before them are dropped:
-// no ack is that far behind the log.
+// unclaimedRing has outcomes that nobody waits for yet, each at its sequence's place in a ring. For most of them nobody ever will: they are
+// of raw commands, or of commands that other nodes answer. So whenever there are unclaimedMost bytes of new ones, those before them are
+// dropped: no ack is that far behind the log.
 type unclaimedRing struct {
 	ring  []unclaimedOutcome
 	bytes int // about
@@ -85,9 +85,9 @@ const (
 	outcomeBytes  = int(unsafe.Sizeof(engine.Outcome{}))
 )
 
-func (e *unclaimedRing) clear() {
-	clear(e.ring)
-	e.bytes = 0
+func (u *unclaimedRing) clear() {
+	clear(u.ring)
+	u.bytes = 0
 }
 
 type outcome struct {
@@ -237,8 +237,8 @@ func (r *replies) run(ctx context.Context) {
 	}
 }
 
-// forgetUnclaimed drops outcomes that nobody has claimed if they take much memory and no command is in progress, so that nobody can ask for them. Its caller
-// holds mu.
+// forgetUnclaimed drops outcomes that nobody has claimed, if they take much memory and no command is in progress, so that nobody can ask
+// for them. Its caller holds mu.
 func (r *replies) forgetUnclaimed() {
 	if r.open.Load() > 0 || r.unclaimed[0].bytes+r.unclaimed[1].bytes <= unclaimedKept {
 		return

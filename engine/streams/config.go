@@ -208,15 +208,12 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	if err != nil {
 		return nil, fmt.Errorf("streams: %w", err)
 	}
-	log, err := cfg.openLog(ctx, js, given)
+	replicas, err := cfg.openLog(ctx, js, given)
 	if err != nil {
 		return nil, err
 	}
-	if made, ok := PartitionsOf(log); ok {
-		cfg.Partitions = made
-	}
-	least := cfg                // of an existing stream
-	cfg.Replicas = log.Replicas // output streams that are made now get as many
+	least := cfg            // of an existing stream
+	cfg.Replicas = replicas // output streams that are made now get as many
 	former := make([]Bounds, cfg.Partitions)
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
@@ -236,26 +233,28 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	return s, nil
 }
 
-// openLog returns the configuration of the log stream, which is made if it is not there. given has what was asked for, without defaults.
-func (c Config) openLog(ctx context.Context, js jetstream.JetStream, given Config) (got jetstream.StreamConfig, err error) {
+// openLog makes the log stream if it is not there, checks it, and takes the number of partitions from it. It returns how many replicas the
+// stream has. given has what was asked for, without defaults.
+func (c *Config) openLog(ctx context.Context, js jetstream.JetStream, given Config) (replicas int, err error) {
 	if c.MustExist {
 		if _, err := js.Stream(ctx, c.logName()); errors.Is(err, jetstream.ErrStreamNotFound) {
-			return got, fmt.Errorf("%w as %s", ErrNoStream, c.logName())
+			return 0, fmt.Errorf("%w as %s", ErrNoStream, c.logName())
 		}
 	}
-	if got, err = c.ensure(ctx, js, c.logConfig()); err != nil {
-		return got, err
+	got, err := c.ensure(ctx, js, c.logConfig())
+	if err != nil {
+		return 0, err
 	}
 	if made, ok := PartitionsOf(got); ok {
 		if given.Partitions != 0 && made != given.Partitions {
-			return got, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, given.Partitions)
+			return 0, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, given.Partitions)
 		}
 		c.Partitions = made
 	}
 	if err := check(got, c.logConfig()); err != nil {
-		return got, err
+		return 0, err
 	}
-	return got, given.updateLimits(ctx, js, got, given.LogMaxBytes, 0)
+	return got.Replicas, given.updateLimits(ctx, js, got, given.LogMaxBytes, 0)
 }
 
 // openOut makes the output stream of a partition if it is not there, and checks it against the least that it must be. It returns the bounds
