@@ -285,9 +285,9 @@ func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
 		}
 	}
 	var s carillon.StatusReply
-	eventually(t, "every node tells of its partitions", func() bool {
+	eventually(t, "every node tells of its partitions", func() bool { // a status may come from a node that has yet to apply the pauses
 		s = status(t, c)
-		return !slices.ContainsFunc(s.Partitions, func(p carillon.PartitionStatus) bool { return p.Owner == "" })
+		return !slices.ContainsFunc(s.Partitions, func(p carillon.PartitionStatus) bool { return p.Owner == "" || p.Jobs[carillon.StatusPaused] == 0 })
 	})
 	for p, of := range s.Partitions {
 		if of.Partition != p || of.Owner == "" || of.Epoch == 0 || of.Jobs[carillon.StatusPaused] == 0 || of.Jobs[carillon.StatusScheduled] == 0 {
