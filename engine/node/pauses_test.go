@@ -134,6 +134,25 @@ func startPlain(t *testing.T, nc *nats.Conn, urls string, hosts []*host) *plainL
 	return p
 }
 
+// standing returns for how much of a time some of the streams acknowledged nothing while others did: for so long JetStream had a leader
+// that stored nothing, or none, and it was not the client's own connection that was slow. Its caller holds mu.
+func (p *plainLoad) standing(from, to time.Time) (total time.Duration) {
+	const step = 10 * time.Millisecond
+	for at := from; at.Before(to); at = at.Add(step) {
+		still := 0
+		for _, acked := range p.acked {
+			next, _ := slices.BinarySearchFunc(acked, at, time.Time.Compare)
+			if next > 0 && (next == len(acked) || acked[next].Sub(acked[next-1]) > leaderSilent) {
+				still++
+			}
+		}
+		if 0 < still && still < len(p.acked) {
+			total += step
+		}
+	}
+	return total
+}
+
 // worst is about the pauses between two moments in rounds of one kind of fault: the longest, the longest less the time
 // without a leader, and the sum.
 type worst struct {
@@ -222,6 +241,7 @@ func reportPauses(t *testing.T, f *faulty, rounds []round, led *leaders, plain *
 		}{{&k.kept, "nobody claimed", longPause}, {&k.moved, "was claimed", longClaim}} {
 			t.Logf("%s, %d rounds: outputs of a partition that %s paused for %s", name, k.rounds, w.of, w.worst)
 			if from := w.from.Add(-time.Second); w.beyond > w.long {
+				t.Logf("of that, some plain streams acknowledged nothing for %s, while others did", plain.standing(w.from, w.to))
 				t.Logf("%s\nwhat the engines said then:\n%s", led.said(from, w.to, streamsOf(f.partitions)...), f.said(from, w.to))
 			}
 		}
