@@ -23,6 +23,8 @@ type Report struct {
 	Draining bool `json:"draining,omitempty"`
 	// Server is the name of the nats-server that the member is connected to. This package does not use it.
 	Server string `json:"server,omitempty"`
+	// Slow members have a slow network, which others cannot tell by that server, or had it a moment ago. This package does not use it.
+	Slow bool `json:"slow,omitempty"`
 	// ClockOffsetMS is the stream's clock minus the member's own, as the member measures it. This package does not use it.
 	ClockOffsetMS int64 `json:"clock_offset_ms"`
 	// Needs is the position from which the member would go on after a crash: the log above it must be kept. 0: all of it.

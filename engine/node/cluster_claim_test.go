@@ -409,19 +409,31 @@ func TestFirstAnswer(t *testing.T) {
 	}
 }
 
-// withoutSlow leaves out the members whose server is slow, but never the node itself.
+// withoutSlow leaves out the members whose server is slow, and those that say that they are, but never the node itself.
 func TestViewWithoutSlow(t *testing.T) {
 	v := cluster.View{Members: []cluster.Beat{
 		{Node: cluster.Node{Name: "a"}, Report: cluster.Report{Server: "x"}},
-		{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Server: "x"}},
+		{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Server: "x", Slow: true}},
 		{Node: cluster.Node{Name: "c"}, Report: cluster.Report{Server: "y"}},
+		{Node: cluster.Node{Name: "d"}, Report: cluster.Report{Server: "y", Slow: true}},
 		{Node: cluster.Node{Name: "old"}},
 	}}
-	var left []string
-	for _, m := range withoutSlow(v, servers.Slowness{Recent: map[string]bool{"x": true}}, "b").Members {
-		left = append(left, m.Name)
-	}
-	if !slices.Equal(left, []string{"b", "c", "old"}) || len(v.Members) != 4 {
-		t.Errorf("left are %v", left)
+	x := map[string]bool{"x": true}
+	for _, c := range []struct {
+		slow servers.Slowness
+		want []string
+	}{
+		{servers.Slowness{}, []string{"a", "b", "c", "old"}},
+		{servers.Slowness{Recent: x}, []string{"b", "c", "old"}},
+		{servers.Slowness{Self: true}, []string{"a", "b", "c", "d", "old"}},
+		{servers.Slowness{Recent: x, Self: true}, []string{"b", "c", "d", "old"}},
+	} {
+		var left []string
+		for _, m := range withoutSlow(v, c.slow, "b").Members {
+			left = append(left, m.Name)
+		}
+		if !slices.Equal(left, c.want) || len(v.Members) != 5 {
+			t.Errorf("%v: left are %v, want %v", c.slow, left, c.want)
+		}
 	}
 }

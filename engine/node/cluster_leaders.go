@@ -106,10 +106,12 @@ func (n *Node) checkServers(ctx context.Context) error {
 	return nil
 }
 
-// withoutSlow is a view without the other nodes whose nats-server is slow: until it is well again, others should serve their partitions.
+// withoutSlow is a view without the other nodes that are slow: those whose nats-server is, and those that say so of themselves. Until they are
+// well again, others should serve their partitions. A node whose own network is slow takes nobody's word for that: all may be.
 func withoutSlow(v cluster.View, slow servers.Slowness, self string) cluster.View {
-	if len(slow.Recent) > 0 {
-		v.Members = slices.DeleteFunc(slices.Clone(v.Members), func(b cluster.Beat) bool { return b.Name != self && slow.Recent[b.Server] })
+	left := func(b cluster.Beat) bool { return b.Name != self && (slow.Recent[b.Server] || b.Slow && !slow.Self) }
+	if slices.ContainsFunc(v.Members, left) {
+		v.Members = slices.DeleteFunc(slices.Clone(v.Members), left)
 	}
 	return v
 }

@@ -143,7 +143,9 @@ func (n *Node) drains() bool {
 // report is this node's part of each beat. A node that can neither fire nor read reports no partitions, so that others take them. One
 // whose outputs nats-server refuses drains: it keeps serving what nobody else can, and still answers.
 func (n *Node) report() cluster.Report {
-	r := cluster.Report{Draining: n.drains(), ClockOffsetMS: n.clock.machineOffset().Milliseconds(), Server: n.nc.ConnectedServerName()}
+	r := cluster.Report{
+		Draining: n.drains(), ClockOffsetMS: n.clock.machineOffset().Milliseconds(), Server: n.nc.ConnectedServerName(), Slow: n.servers.Slow().Unseen,
+	}
 	if !n.membership.reporting.Load() {
 		return r
 	}

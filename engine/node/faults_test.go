@@ -267,6 +267,42 @@ func TestSlowHost(t *testing.T) {
 	f.terminate()
 }
 
+// An engine has no nats-server on its host, and that host's network is slow. Nobody could tell by the server that the engine is connected to,
+// and its beats go on. It says so itself, and others serve its partitions until it is well again.
+func TestSlowHostWithoutServer(t *testing.T) {
+	t.Parallel()
+	hosts, ok := startHosts(t, 5)
+	if !ok {
+		return
+	}
+	_, urls := startExternals(t, hosts...)
+	f := newFleet(t, urls, 4)
+	names := []string{"a", "b", "d"}
+	for i, name := range names {
+		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: urls, Partitions: f.partitions, Replicas: 3, Follow: f.follow, on: hosts[i]}
+	}
+	alone := f.settings["d"]
+	alone.on = hosts[3]
+	f.settings["d"] = alone
+	for _, name := range names {
+		f.start(name)
+	}
+	c := carillon.Connect(dial(t, urls, from(hosts)...), carillon.WithTimeout(20*time.Second))
+	f.shared(c, names...)
+	put(t, c, beat)
+	beats(t, c, 20)
+	hosts[3].slow(60*time.Millisecond, 0, 0)
+	eventually(t, "others serve all partitions", func() bool { return !slices.Contains(owners(status(t, c)), "d") })
+	beats(t, c, 20)
+	if by := owners(status(t, c)); slices.Contains(by, "d") {
+		t.Errorf("the slow engine has taken a partition back: %v", by)
+	}
+	hosts[3].heal()
+	f.shared(c, names...)
+	beats(t, c, 20)
+	f.terminate()
+}
+
 // If the network between all hosts is slow, no node is well enough to judge which one is dead. An owner that is killed then is replaced
 // all the same, because by the log nothing that is due fires.
 func TestSlowEverywhere(t *testing.T) {

@@ -275,6 +275,7 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 		w.self = now
 	}
 	slow.Now, slow.Self = mostly || mine != nil && mine.silent(now), now.Sub(w.self) < selfSlowFor
+	slow.Unseen = slow.Self && mine != nil && !mine.local
 	settling := now.Sub(w.self) < settleFor // also while most are silent and the node's own server is not
 	for name, one := range by {
 		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
@@ -308,6 +309,7 @@ func (w *Watch) byName(now time.Time) map[string]*natsServer {
 type Slowness struct {
 	Now        bool                    // most servers, or the node's own, do not answer this node
 	Self       bool                    // this node's own network is slow, or was a moment ago
+	Unseen     bool                    // it is, and others cannot tell by the node's server, because that is on another machine
 	Silent     map[string][]*nats.Conn // the slow servers by name, with one or two connections to each: one may lose what the other does not
 	Recent     map[string]bool         // these, and servers that were slow a moment ago
 	Responsive []Endpoint              // the servers that answer in time, without the node's own

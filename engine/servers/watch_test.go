@@ -44,8 +44,12 @@ func TestSlowness(t *testing.T) {
 			s.all["nats://"+server] = &natsServer{name: server, died: slices.Contains(c.died, server), responsiveness: responsiveness{lastGood: now.Add(-age)}}
 		}
 		slow := s.Judge("own", now)
-		if asked := slices.Sorted(maps.Keys(slow.Silent)); slow.String() != c.want || !slices.Equal(asked, c.now) {
-			t.Errorf("%s: slow is %s, asked are %v", name, slow, asked)
+		if asked := slices.Sorted(maps.Keys(slow.Silent)); slow.String() != c.want || !slices.Equal(asked, c.now) || slow.Unseen != slow.Self {
+			t.Errorf("%s: slow is %s, asked are %v, others see it: %t", name, slow, asked, !slow.Unseen)
+		}
+		s.all["nats://own"].local = true
+		if slow := s.Judge("own", now); slow.Unseen {
+			t.Errorf("%s: others do not see it by the server on this machine", name)
 		}
 	}
 }
