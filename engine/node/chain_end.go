@@ -55,7 +55,7 @@ func (n *Node) findEnd(ctx context.Context, p *partition, info streams.Info, las
 	}
 	// No output is left above what the log knows to be stored. If age can have removed the messages there, they were outputs. Otherwise
 	// they were lost in a power failure, after which the stream may still know its last sequence.
-	age := leastAge(&info, n.streams.Out[p.number].Former())
+	age := leastAge(&info, n.streams.Out[p.number].Former(acked.Seq))
 	aged := age > 0 && time.UnixMilli(n.clock.ms()).Sub(info.LastTime) >= age
 	gone := acked.Seq > 0 && acked.Seq <= info.Last && info.First > info.Last && !aged
 	if acked.Seq > 0 && info.First <= acked.Seq && acked.Seq <= info.Last {
@@ -115,7 +115,7 @@ func (n *Node) scanBack(ctx context.Context, p *partition, info streams.Info, la
 func (n *Node) survey(ctx context.Context, p *partition, info streams.Info, acked engine.Acked, counted uint64) (f finding, err error) {
 	p.mu.Lock()
 	out := n.streams.Out[p.number]
-	s := p.machine.Survey(info.First, info.Last, n.keptSince(&info, out.Former()))
+	s := p.machine.Survey(info.First, info.Last, n.keptSince(&info, out.Former(acked.Seq)))
 	p.mu.Unlock()
 	from, found := max(acked.Seq+1, info.First), uint64(0)
 	err = out.Scan(ctx, acked.Seq, info.Last, func(batch []streams.Message) error {

@@ -507,24 +507,27 @@ func TestStreamBoundedByMessages(t *testing.T) {
 }
 
 // The engine is stopped and started with wider bounds of its output streams. What these dropped before, when the log did not know yet that it
-// was stored, is not published once more.
+// was stored, is not published once more, even if that start is killed as soon as it has changed the bounds, and the next one goes on.
 func TestWiderBounds(t *testing.T) {
-	t.Run("bytes", func(t *testing.T) {
-		t.Parallel()
-		o := base(t)
-		o.OutMaxBytes = streams.MinStreamBytes
-		testWiderBounds(t, o, func(o *node.Options) { o.OutMaxBytes *= 64 }, func(s jetstream.StreamState) bool { return s.FirstSeq > 1 })
-	})
-	t.Run("age", func(t *testing.T) {
-		t.Parallel()
-		o := base(t)
-		o.OutMaxAge = 2 * streams.MinStreamAge
-		testWiderBounds(t, o, func(o *node.Options) { o.OutMaxAge = time.Hour }, func(s jetstream.StreamState) bool { return s.Msgs == 0 })
-	})
+	for _, killed := range []int{0, 1, 2} {
+		t.Run(fmt.Sprintf("bytes, killed %d times", killed), func(t *testing.T) {
+			t.Parallel()
+			o := base(t)
+			o.OutMaxBytes = streams.MinStreamBytes
+			testWiderBounds(t, o, killed, func(o *node.Options) { o.OutMaxBytes *= 8 }, func(s jetstream.StreamState) bool { return s.FirstSeq > 1 })
+		})
+		t.Run(fmt.Sprintf("age, killed %d times", killed), func(t *testing.T) {
+			t.Parallel()
+			o := base(t)
+			o.OutMaxAge = 2 * streams.MinStreamAge
+			testWiderBounds(t, o, killed, func(o *node.Options) { o.OutMaxAge += time.Hour }, func(s jetstream.StreamState) bool { return s.Msgs == 0 })
+		})
+	}
 }
 
-// testWiderBounds stops the engine once a stream has dropped something, and starts it with wider bounds.
-func testWiderBounds(t *testing.T, o node.Options, widen func(*node.Options), dropped func(jetstream.StreamState) bool) {
+// testWiderBounds stops the engine once a stream has dropped something, and starts it with wider bounds. killed is how often that start ends
+// as soon as it has changed the bounds; each one after it widens them again.
+func testWiderBounds(t *testing.T, o node.Options, killed int, widen func(*node.Options), dropped func(jetstream.StreamState) bool) {
 	const row = 300
 	payload, err := json.Marshal(strings.Repeat("x", 8<<10))
 	if err != nil {
@@ -545,7 +548,13 @@ func testWiderBounds(t *testing.T, o node.Options, widen func(*node.Options), dr
 	})
 	r.stop(t)
 
-	widen(&o)
+	for range killed {
+		widen(&o)
+		onStreams(t, o.Data, streams.Config{OutMaxBytes: o.OutMaxBytes, OutMaxAge: o.OutMaxAge, UpdateLimits: true}, func(*nats.Conn, *streams.Log) {})
+	}
+	if killed != 1 { // after one kill the next start finds the bounds that it wants
+		widen(&o)
+	}
 	r = run(t, o)
 	fires(t, client(t, r.NATS), in(1, "last"))
 	nc = dial(t, r.NATS)

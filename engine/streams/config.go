@@ -214,7 +214,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	}
 	least := cfg            // of an existing stream
 	cfg.Replicas = replicas // output streams that are made now get as many
-	former := make([]Bounds, cfg.Partitions)
+	former := make([]former, cfg.Partitions)
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
 		if former[p], err = cfg.openOut(ctx, js, given, p, least.outConfig(p)); err != nil {
@@ -241,10 +241,11 @@ func (c *Config) openLog(ctx context.Context, js jetstream.JetStream, given Conf
 			return 0, fmt.Errorf("%w as %s", ErrNoStream, c.logName())
 		}
 	}
-	got, err := c.ensure(ctx, js, c.logConfig())
+	info, err := c.ensure(ctx, js, c.logConfig())
 	if err != nil {
 		return 0, err
 	}
+	got := info.Config
 	if made, ok := PartitionsOf(got); ok {
 		if given.Partitions != 0 && made != given.Partitions {
 			return 0, fmt.Errorf("streams: %s was made with %d partitions, %d were asked for: the number cannot change", got.Name, made, given.Partitions)
@@ -254,20 +255,20 @@ func (c *Config) openLog(ctx context.Context, js jetstream.JetStream, given Conf
 	if err := check(got, c.logConfig()); err != nil {
 		return 0, err
 	}
-	return got.Replicas, given.updateLimits(ctx, js, got, given.LogMaxBytes, 0)
+	return got.Replicas, given.updateLimits(ctx, js, info, given.LogMaxBytes, 0)
 }
 
 // openOut makes the output stream of a partition if it is not there, and checks it against the least that it must be. It returns the bounds
 // that the stream had before updateLimits.
-func (c Config) openOut(ctx context.Context, js jetstream.JetStream, given Config, p int, least jetstream.StreamConfig) (former Bounds, err error) {
-	got, err := c.ensure(ctx, js, c.outConfig(p))
-	if err == nil {
-		err = check(got, least)
+func (c Config) openOut(ctx context.Context, js jetstream.JetStream, given Config, p int, least jetstream.StreamConfig) (former, error) {
+	info, err := c.ensure(ctx, js, c.outConfig(p))
+	if err != nil {
+		return former{}, err
 	}
-	if err == nil {
-		err = given.updateLimits(ctx, js, got, given.OutMaxBytes, given.OutMaxAge)
+	if err := check(info.Config, least); err != nil {
+		return former{}, err
 	}
-	return Bounds{got.MaxBytes, got.MaxAge}, err
+	return formerOf(info), given.updateLimits(ctx, js, info, given.OutMaxBytes, given.OutMaxAge)
 }
 
 // Flush sends what PublishChained has gathered.
@@ -281,7 +282,7 @@ func (s *Streams) CheckRights(ctx context.Context, nc *nats.Conn) error {
 // Close stops listening for acks. Those still awaited end with ErrClosed before it returns.
 func (s *Streams) Close() { s.acks.close() }
 
-func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (jetstream.StreamConfig, error) {
+func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstream.StreamConfig) (*jetstream.StreamInfo, error) {
 	st, err := js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		st, err = js.CreateStream(ctx, want)
@@ -290,14 +291,15 @@ func (c Config) ensure(ctx context.Context, js jetstream.JetStream, want jetstre
 		}
 	}
 	if err != nil {
-		return jetstream.StreamConfig{}, c.createError(ctx, js.Conn(), want, err)
+		return nil, c.createError(ctx, js.Conn(), want, err)
 	}
-	return st.CachedInfo().Config, nil
+	return st.CachedInfo(), nil
 }
 
-// updateLimits gives an existing stream other bounds, if Config.UpdateLimits says so; 0 leaves a bound as it is.
-func (c Config) updateLimits(ctx context.Context, js jetstream.JetStream, got jetstream.StreamConfig, bytes int64, age time.Duration) error {
-	want := got
+// updateLimits gives an existing stream other bounds, if Config.UpdateLimits says so; 0 leaves a bound as it is. The former ones stay in the
+// metadata.
+func (c Config) updateLimits(ctx context.Context, js jetstream.JetStream, info *jetstream.StreamInfo, bytes int64, age time.Duration) error {
+	got, want := info.Config, info.Config
 	if bytes != 0 {
 		want.MaxBytes = bytes
 	}
@@ -306,6 +308,9 @@ func (c Config) updateLimits(ctx context.Context, js jetstream.JetStream, got je
 	}
 	if !c.UpdateLimits || want.MaxBytes == got.MaxBytes && want.MaxAge == got.MaxAge {
 		return nil
+	}
+	if got.Discard == jetstream.DiscardOld {
+		want.Metadata = formerOf(info).metadata(info)
 	}
 	if _, err := js.UpdateStream(ctx, want); err != nil {
 		return fmt.Errorf("streams: %s was not given %d bytes and an age of %s as its bounds: %w", got.Name, want.MaxBytes, want.MaxAge, err)

@@ -3,7 +3,6 @@ package streams
 import (
 	"context"
 	"errors"
-	"time"
 )
 
 // ExpectedLastSequence is the header of a chained publish that has the sequence which the stream must have before it. The server
@@ -14,17 +13,8 @@ const ExpectedLastSequence = "Nats-Expected-Last-Sequence"
 type OutStream struct {
 	stream
 	sender *sender
-	former Bounds
+	former former
 }
-
-// Bounds are what makes a stream drop its oldest messages.
-type Bounds struct {
-	Bytes int64         // -1: no limit
-	Age   time.Duration // 0: no limit
-}
-
-// Former are the bounds that the stream had when it was opened, before Config.UpdateLimits changed them.
-func (o *OutStream) Former() Bounds { return o.former }
 
 // Last returns what the stream holds, and its last message, which is nil if age, bytes or a purge removed it, or if
 // there never was one. It asks for both at the same time, so that it takes no longer than one question. Errors: ErrNoStream,
