@@ -10,7 +10,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/spf13/cobra"
 
@@ -146,7 +145,8 @@ func prefixOf(log *wal.Log, from uint64) (prefix string, err error) {
 
 // stream reads the service's log stream up to its present end.
 func (d *dumper) stream(ctx context.Context) error {
-	nc, client, err := d.app.connect(ctx)
+	lost := make(chan struct{}, 1)
+	nc, client, err := d.app.connect(ctx, lostConnection(lost)...)
 	if err != nil {
 		return err
 	}
@@ -175,106 +175,31 @@ func (d *dumper) stream(ctx context.Context) error {
 	if state.Msgs == 0 || max(d.from, 1) > last {
 		return nil
 	}
-	consumer, err := stream.CreateConsumer(opening, jetstream.ConsumerConfig{
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: max(d.from, 1), AckPolicy: jetstream.AckNonePolicy,
-		InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
-	})
-	if err != nil {
+	records := &logReader{nc: nc, lost: lost, stream: stream, at: max(d.from, 1) - 1}
+	if err := records.consume(opening); err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
 	// Else the consumer would stay for a minute, and cost the server work for each message that is stored meanwhile. A user without
 	// the right to remove it still gets the dump.
-	defer func() { _ = stream.DeleteConsumer(context.WithoutCancel(ctx), consumer.CachedInfo().Name) }()
-	records, err := newPuller(nc, name, consumer.CachedInfo().Name)
-	if err != nil {
-		return fmt.Errorf("stream %s: %w", name, err)
-	}
-	defer records.stop()
+	defer func() { records.stop(context.WithoutCancel(ctx)) }()
 	bar := d.app.newOutputProgress("dump", int64(last-max(d.from, state.FirstSeq, 1)+1), "records", d.app.stdout)
 	defer bar.end()
 	for {
 		// The last messages may have been removed since; then no more would come.
 		next, cancel := context.WithTimeout(ctx, d.app.connection.timeout)
-		m, meta, err := records.next(next)
+		r, err := records.next(next)
 		cancel()
 		if err != nil {
 			return fmt.Errorf("stream %s: %w", name, err)
 		}
-		if meta.Sequence.Stream > last {
+		if r.Seq > last {
 			return nil
 		}
 		bar.step(1)
-		r := engine.Record{
-			Seq: meta.Sequence.Stream, Time: meta.Timestamp.UnixNano(), Subject: m.Subject, Header: headerFields(m.Header), Data: m.Data,
-		}
 		if err := d.show(&r); err != nil || r.Seq == last {
 			return err
 		}
 	}
-}
-
-// puller takes the messages of a consumer one by one. The client library would take a message with a header Status for a status of
-// the server, and skip it or end there; but anyone who may send commands may send such a message.
-type puller struct {
-	nc    *nats.Conn
-	sub   *nats.Subscription
-	came  chan *nats.Msg
-	api   string
-	due   int    // messages that were asked for and have not come yet
-	taken uint64 // the consumer sequence of the last message
-}
-
-// pulled is how many messages are asked for at once.
-const pulled = 64
-
-func newPuller(nc *nats.Conn, stream, consumer string) (*puller, error) {
-	p := &puller{
-		nc: nc, came: make(chan *nats.Msg, pulled+1), // all messages of a pull, and a status
-		api: jetstream.DefaultAPIPrefix + "CONSUMER.MSG.NEXT." + stream + "." + consumer,
-	}
-	var err error
-	p.sub, err = nc.ChanSubscribe(nc.NewInbox(), p.came)
-	return p, err
-}
-
-func (p *puller) stop() { _ = p.sub.Unsubscribe() } // fails only on a closed connection, which has no subscriptions
-
-func (p *puller) next(ctx context.Context) (*nats.Msg, *nats.MsgMetadata, error) {
-	if p.due == 0 {
-		if err := p.nc.PublishRequest(p.api, p.sub.Subject, fmt.Appendf(nil, `{"batch":%d}`, pulled)); err != nil {
-			return nil, nil, err
-		}
-		p.due = pulled
-	}
-	var m *nats.Msg
-	select {
-	case m = <-p.came:
-	case <-ctx.Done():
-		return nil, nil, ctx.Err()
-	}
-	if m.Subject == p.sub.Subject { // a status of the server; a record comes on its own subject
-		return nil, nil, fmt.Errorf("%s %s", m.Header.Get("Status"), m.Header.Get("Description"))
-	}
-	meta, err := m.Metadata()
-	if err != nil {
-		return nil, nil, err
-	}
-	if meta.Sequence.Consumer != p.taken+1 {
-		return nil, nil, fmt.Errorf("records before %d were lost on the way here; try again", meta.Sequence.Stream)
-	}
-	p.due, p.taken = p.due-1, meta.Sequence.Consumer
-	return m, meta, nil
-}
-
-func headerFields(h nats.Header) []engine.Field {
-	var list []engine.Field
-	for name, values := range h {
-		for _, v := range values {
-			list = append(list, engine.Field{Name: name, Value: v})
-		}
-	}
-	slices.SortStableFunc(list, func(a, b engine.Field) int { return strings.Compare(a.Name, b.Name) })
-	return list
 }
 
 // show writes a record that passes the filters.

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -180,5 +183,40 @@ func TestDumpShowsEachCommand(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "  after-"); n != 3*pulled {
 		t.Errorf("%d commands after them are shown, want %d", n, 3*pulled)
+	}
+}
+
+// nats-server stores and sends a command with a carriage return in its subject, which ends the client library's connection.
+func TestDumpShowsSubjectsThatBreak(t *testing.T) {
+	url := startEngine(t)
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "nats://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	broken := strings.Repeat("PUB carillon.cmd.delete.a\rb 2\r\n{}\r\n", pulled+10)
+	frames := `CONNECT {"verbose":false,"pedantic":false}` + "\r\n" + "PUB carillon.cmd.delete.first 0\r\n\r\n" + broken +
+		strings.Repeat("PUB carillon.cmd.delete.more 0\r\n\r\n", 3*pulled) + broken + "PUB carillon.cmd.delete.last 0\r\n\r\nPING\r\n"
+	if _, err := io.WriteString(conn, frames); err != nil {
+		t.Fatal(err)
+	}
+	for in := bufio.NewReader(conn); ; {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line == "PONG\r\n" { // then the stream has all
+			break
+		}
+	}
+	code, out, errOut := run(t, "-s", url, "log", "dump")
+	if code != exitOK {
+		t.Errorf("%d, %s", code, errOut)
+	}
+	out = strings.ReplaceAll(out, "  ab  ", `  "a\rb"  `) // the server drops a carriage return if it reads the line in two pieces
+	for job, want := range map[string]int{"first\n": 1, `"a\rb"  {}`: 2 * (pulled + 10), "more\n": 3 * pulled, "last\n": 1} {
+		if n := strings.Count(out, "  delete   "+job); n != want {
+			t.Errorf("%d commands for %s are shown, want %d", n, job, want)
+		}
 	}
 }
