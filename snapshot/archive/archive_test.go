@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -419,7 +420,7 @@ func spoilt(t *testing.T, target Target, n int, spoil func(rng *rand.Rand, data 
 		if i < len(objects) {
 			o = objects[i]
 		}
-		data, err := target.Get(t.Context(), o.Name)
+		data, err := target.Get(t.Context(), o.Name, math.MaxInt64)
 		must(t, err)
 		at, after := spoil(rng, bytes.Clone(data))
 		all = append(all, damage{fmt.Sprintf("%s at %d", o.Name, at), o.Name, at, after})
@@ -434,7 +435,7 @@ func testDamage(t *testing.T, spoil func(rng *rand.Rand, data []byte) (at int, a
 	fixture(t, mem, target, 60)
 	found := 0
 	for i, d := range spoilt(t, target, 1000, spoil) {
-		whole, err := target.Get(ctx, d.file)
+		whole, err := target.Get(ctx, d.file, math.MaxInt64)
 		must(t, err)
 		must(t, target.Put(ctx, d.file, d.data))
 		v, err := Verify(ctx, target, nil, nil)
@@ -490,9 +491,9 @@ func TestMissingAndSwapped(t *testing.T) {
 	fixture(t, mem, target, 60)
 	blocks, err := target.List(ctx, blocksFolder)
 	must(t, err)
-	one, err := target.Get(ctx, blocks[0].Name)
+	one, err := target.Get(ctx, blocks[0].Name, math.MaxInt64)
 	must(t, err)
-	two, err := target.Get(ctx, blocks[1].Name)
+	two, err := target.Get(ctx, blocks[1].Name, math.MaxInt64)
 	must(t, err)
 	problems := func(want ...string) {
 		t.Helper()
@@ -522,7 +523,7 @@ func TestMissingAndSwapped(t *testing.T) {
 
 	m, err := Get(ctx, target, "")
 	must(t, err)
-	file, err := target.Get(ctx, manifestName(m.ID))
+	file, err := target.Get(ctx, manifestName(m.ID), math.MaxInt64)
 	must(t, err)
 	other := manifestName("20301010T000000.000Z" + m.ID[len(idTime):])
 	must(t, target.Put(ctx, other, file))
@@ -570,7 +571,7 @@ func TestRecheckMends(t *testing.T) {
 	all := fixture(t, mem, target, 60)
 	blocks, err := target.List(ctx, blocksFolder)
 	must(t, err)
-	file, err := target.Get(ctx, blocks[3].Name)
+	file, err := target.Get(ctx, blocks[3].Name, math.MaxInt64)
 	must(t, err)
 	file[20] ^= 1
 	must(t, target.Put(ctx, blocks[3].Name, file))
@@ -787,11 +788,11 @@ type pruning struct {
 	once func()
 }
 
-func (p pruning) Get(ctx context.Context, name string) ([]byte, error) {
+func (p pruning) Get(ctx context.Context, name string, most int64) ([]byte, error) {
 	if strings.HasPrefix(name, blocksFolder) {
 		p.once()
 	}
-	return p.Target.Get(ctx, name)
+	return p.Target.Get(ctx, name, most)
 }
 
 // Snapshots that a prune drops while they are verified or restored are not damaged: they are gone.

@@ -1,12 +1,14 @@
 package archive
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -112,9 +114,12 @@ func (b *Bucket) chunksThere(ctx context.Context, of string) (map[string]uint64,
 func (b *Bucket) Sync(context.Context) error { return nil }
 
 // Get reads an object.
-func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
-	data, err := b.store.GetBytes(ctx, b.folder+name)
+func (b *Bucket) Get(ctx context.Context, name string, most int64) ([]byte, error) {
+	data, err := b.read(ctx, name, most)
+	_, damage := errors.AsType[*Damage](err)
 	switch {
+	case damage:
+		return nil, err
 	case errors.Is(err, jetstream.ErrObjectNotFound):
 		return nil, b.absent(ctx, name)
 	case errors.Is(err, jetstream.ErrDigestMismatch):
@@ -123,6 +128,24 @@ func (b *Bucket) Get(ctx context.Context, name string) ([]byte, error) {
 		return nil, cmp.Or(b.emptied(ctx, name), fmt.Errorf("read %s: %w", b.Path(name), err))
 	}
 	return data, nil
+}
+
+func (b *Bucket) read(ctx context.Context, name string, most int64) ([]byte, error) {
+	object, err := b.store.Get(ctx, b.folder+name)
+	if err != nil {
+		return nil, err
+	}
+	defer object.Close()
+	info, err := object.Info()
+	if err != nil {
+		return nil, err
+	}
+	if size := int64(min(info.Size, math.MaxInt64)); size > most {
+		return nil, tooLarge(b.Path(name), size, most)
+	}
+	data := bytes.NewBuffer(make([]byte, 0, info.Size+bytes.MinRead))
+	_, err = data.ReadFrom(object)
+	return data.Bytes(), err
 }
 
 // emptied returns a *Damage if none of an object's bytes are there: reading it only waits for the first of them, and times out. It

@@ -120,10 +120,14 @@ func syncDir(fsys vfs.FS, dir string) error {
 
 // Get reads a file. If the disk cannot read all of it, that is a *Damage, so that callers can go on with other files. So is what has the
 // name and is no file: a pipe would be read for ever.
-func (d *Dir) Get(_ context.Context, name string) ([]byte, error) {
+func (d *Dir) Get(_ context.Context, name string, most int64) ([]byte, error) {
 	file := d.Path(name)
-	if info, err := d.fs.Stat(file); err == nil && !info.Mode().IsRegular() {
+	switch info, err := d.fs.Stat(file); {
+	case err != nil: // opening it says why
+	case !info.Mode().IsRegular():
 		return nil, damaged(file, 0, "it is no file, but %v", info.Mode().Type())
+	case info.Size() > most:
+		return nil, tooLarge(file, info.Size(), most)
 	}
 	data, err := readFile(d.fs, file)
 	switch {

@@ -462,6 +462,30 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
+// A file that is larger than any block or manifest of its name can be is damage, and is not read into memory.
+func TestLargeFile(t *testing.T) {
+	ctx, mem := t.Context(), vfs.NewMem()
+	dir := t.TempDir()
+	target := OpenDir(nil, dir)
+	fixture(t, mem, target, 60)
+	m, err := Get(ctx, target, "")
+	must(t, err)
+	block := m.Partitions[1].Rooms[0].Blocks[0]
+	for name, most := range map[string]int64{block.Name(): block.Bytes, manifestName(m.ID): maxManifest} {
+		file := filepath.Join(dir, name)
+		whole, err := os.ReadFile(file)
+		must(t, err)
+		must(t, os.Truncate(file, 1<<43)) // it takes no room
+		v, err := Verify(ctx, target, []string{m.ID}, nil)
+		must(t, err)
+		says := fmt.Sprintf("%s: offset %d: it has 8796093022208 bytes, must have no more than %d", name, most, most)
+		if len(v.Problems) != 1 || !strings.Contains(v.Problems[0].Err.Error(), says) {
+			t.Errorf("problems %v, want %s", v.Problems, says)
+		}
+		must(t, os.WriteFile(file, whole, 0o600))
+	}
+}
+
 // What has the name of a block or of a manifest and is no file is damage, too. A pipe, which nobody writes to, is not waited for.
 func TestNoFile(t *testing.T) {
 	ctx, mem := t.Context(), vfs.NewMem()
@@ -478,7 +502,7 @@ func TestNoFile(t *testing.T) {
 		} {
 			must(t, os.Rename(file, file+".whole"))
 			must(t, other())
-			_, err := target.Get(ctx, name)
+			_, err := target.Get(ctx, name, maxManifest)
 			wantErr(t, err, wal.ErrCorrupt)
 			v, err := Verify(ctx, target, []string{m.ID}, nil)
 			must(t, err)

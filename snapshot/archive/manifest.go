@@ -333,9 +333,12 @@ func newestOf(ctx context.Context, t Target, prefix string) *Manifest {
 	return nil
 }
 
+// maxManifest bounds a manifest: room for five million blocks, some terabytes of jobs.
+const maxManifest = 1 << 30
+
 func get(ctx context.Context, t Target, id string) (*Manifest, error) {
 	name := manifestName(id)
-	b, err := t.Get(ctx, name)
+	b, err := t.Get(ctx, name, maxManifest)
 	if err != nil {
 		return nil, err
 	}

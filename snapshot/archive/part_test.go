@@ -2,6 +2,7 @@ package archive
 
 import (
 	"context"
+	"math"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -86,7 +87,7 @@ func TestParts(t *testing.T) {
 
 	// Damage is noticed before anything is restored.
 	block := saved.Manifest.Partitions[last].Rooms[0].Blocks[0]
-	file, err := parts.Get(ctx, block.Name())
+	file, err := parts.Get(ctx, block.Name(), math.MaxInt64)
 	must(t, err)
 	file[len(file)/2] ^= 1
 	must(t, parts.Put(ctx, block.Name(), file))

@@ -188,7 +188,7 @@ func (s *saver) copyPartition(from Target, id string, partition uint16) error {
 	for r := range p.Rooms {
 		for i := range p.Rooms[r].Blocks {
 			b := &p.Rooms[r].Blocks[i]
-			file, err := from.Get(s.ctx, b.Name())
+			file, err := from.Get(s.ctx, b.Name(), b.Bytes)
 			if err != nil {
 				return err
 			}
@@ -307,7 +307,7 @@ func (s *saver) same(name string, size int64, file []byte) (bool, error) {
 	if size != int64(len(file)) || !s.o.Recheck {
 		return size == int64(len(file)), nil
 	}
-	there, err := s.target.Get(s.ctx, name)
+	there, err := s.target.Get(s.ctx, name, size)
 	if _, damage := errors.AsType[*Damage](err); damage || errors.Is(err, ErrNotFound) {
 		return false, nil
 	}

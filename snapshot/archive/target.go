@@ -30,8 +30,9 @@ type Target interface {
 	Put(ctx context.Context, name string, data []byte) error
 	Sync(ctx context.Context) error
 
-	// Get returns an object. Errors: ErrNotFound, *Damage.
-	Get(ctx context.Context, name string) ([]byte, error)
+	// Get returns an object. Errors: ErrNotFound, *Damage, also for an object of more than most bytes: it is not read, as it could take
+	// all memory.
+	Get(ctx context.Context, name string, most int64) ([]byte, error)
 
 	// List returns the objects whose names begin with a folder's name and a slash, ordered by name.
 	List(ctx context.Context, folder string) ([]Object, error)
@@ -70,6 +71,10 @@ func (d *Damage) Error() string { return fmt.Sprintf("%s: offset %d: %s", d.File
 
 // Is makes a Damage a wal.ErrCorrupt.
 func (d *Damage) Is(target error) bool { return target == wal.ErrCorrupt }
+
+func tooLarge(file string, size, most int64) error {
+	return damaged(file, int(most), "it has %d bytes, must have no more than %d", size, most)
+}
 
 func damaged(file string, offset int, format string, args ...any) error {
 	return &Damage{File: file, Offset: int64(offset), What: fmt.Sprintf(format, args...)}

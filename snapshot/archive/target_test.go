@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -63,7 +64,7 @@ func TestBucketOnSlowLink(t *testing.T) {
 	data := make([]byte, 1<<20)
 	must(t, b.Put(t.Context(), "blocks/x", data))
 	still.Store(true)
-	got, err := b.Get(t.Context(), "blocks/x")
+	got, err := b.Get(t.Context(), "blocks/x", math.MaxInt64)
 	must(t, err)
 	if !bytes.Equal(got, data) {
 		t.Error("it is another object")
@@ -102,7 +103,11 @@ func TestBucketWithoutBytes(t *testing.T) {
 			t.Error(p.Err)
 		}
 	}
-	if _, err := b.Get(ctx, "blocks/none"); !errors.Is(err, ErrNotFound) {
+	must(t, b.Put(ctx, "blocks/large", []byte("large")))
+	if _, err := b.Get(ctx, "blocks/large", 4); !errors.Is(err, wal.ErrCorrupt) {
+		t.Errorf("an object that is larger than it may be: %v", err)
+	}
+	if _, err := b.Get(ctx, "blocks/none", math.MaxInt64); !errors.Is(err, ErrNotFound) {
 		t.Error(err)
 	}
 }
@@ -176,7 +181,7 @@ func TestEmptyFolder(t *testing.T) {
 	}
 	must(t, bucket.In("none").Empty(ctx))
 	for _, b := range []*Bucket{bucket, bucket.In("b")} {
-		if data, err := b.Get(ctx, "blocks/x"); err != nil || string(data) != b.String() {
+		if data, err := b.Get(ctx, "blocks/x", math.MaxInt64); err != nil || string(data) != b.String() {
 			t.Errorf("%s: %q, %v", b, data, err)
 		}
 	}
@@ -273,7 +278,7 @@ func testTarget(t *testing.T, target Target) {
 // spoilManifest flips a bit of a snapshot's manifest.
 func spoilManifest(t *testing.T, target Target, id string) {
 	t.Helper()
-	file, err := target.Get(t.Context(), manifestName(id))
+	file, err := target.Get(t.Context(), manifestName(id), math.MaxInt64)
 	must(t, err)
 	file[len(file)/2] ^= 4
 	must(t, target.Put(t.Context(), manifestName(id), file))
@@ -631,7 +636,7 @@ func TestBucketKeepsWhatIsPutAgain(t *testing.T) {
 	must(t, err)
 	must(t, b.Put(ctx, "blocks/x", []byte("two")))
 	must(t, b.purge(ctx, "blocks/x", one))
-	if data, err := b.Get(ctx, "blocks/x"); string(data) != "two" || err != nil {
+	if data, err := b.Get(ctx, "blocks/x", math.MaxInt64); string(data) != "two" || err != nil {
 		t.Errorf("it holds %q, %v", data, err)
 	}
 	must(t, b.Put(ctx, "blocks/y", nil))
@@ -641,7 +646,7 @@ func TestBucketKeepsWhatIsPutAgain(t *testing.T) {
 	}
 	must(t, b.Delete(ctx, "blocks/y"))
 	must(t, b.Delete(ctx, "blocks/x"))
-	_, err = b.Get(ctx, "blocks/x")
+	_, err = b.Get(ctx, "blocks/x", math.MaxInt64)
 	wantErr(t, err, ErrNotFound)
 	s, err := b.js.Stream(ctx, b.stream())
 	must(t, err)
@@ -700,7 +705,7 @@ func TestBucketReplicaBehind(t *testing.T) {
 		t.Errorf("a prune that cannot read a snapshot: %v", err)
 	}
 	for block := range list[0].Manifest.blocks() {
-		if _, err := b.Get(ctx, block.Name()); err != nil {
+		if _, err := b.Get(ctx, block.Name(), math.MaxInt64); err != nil {
 			t.Error(err)
 		}
 	}
@@ -716,11 +721,11 @@ type listsOnly struct {
 	name string
 }
 
-func (l listsOnly) Get(ctx context.Context, name string) ([]byte, error) {
+func (l listsOnly) Get(ctx context.Context, name string, most int64) ([]byte, error) {
 	if name == l.name {
 		return nil, ErrNotFound
 	}
-	return l.Target.Get(ctx, name)
+	return l.Target.Get(ctx, name, most)
 }
 
 // A snapshot that is gone when List reads it was pruned, and List leaves it out. A prune holds the lock, so it knows that none was

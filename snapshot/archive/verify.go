@@ -172,7 +172,7 @@ func (v *verifier) block(ctx context.Context, b *Block) error {
 // there; wal.ErrVersion; what the target said.
 func fetch(ctx context.Context, t Target, b *Block) (raw []byte, info blockInfo, err error) {
 	path := t.Path(b.Name())
-	file, err := t.Get(ctx, b.Name())
+	file, err := t.Get(ctx, b.Name(), b.Bytes)
 	if errors.Is(err, ErrNotFound) {
 		return nil, info, damaged(path, 0, "the file is missing")
 	}
