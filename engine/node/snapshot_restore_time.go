@@ -43,9 +43,12 @@ func RestoreToTime(ctx context.Context, t archive.Target, id, dir string, at tim
 	if err != nil {
 		return nil, err
 	}
-	r, _, err := newRestored(m)
+	r, states, err := newRestored(m)
 	if err != nil {
 		return nil, err
+	}
+	if claimedByNewer(states) {
+		return nil, newerSnapshot(m)
 	}
 	if dir, err = restoreInto(dir, t); err != nil {
 		return nil, err

@@ -74,7 +74,7 @@ func Restore(ctx context.Context, t archive.Target, id, dir string, o RestoreOpt
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Accepts(engine.Rules()) }) { // no start could claim it
+	if claimedByNewer(states) {
 		return nil, newerSnapshot(m)
 	}
 	repartitioned := o.Partitions != 0 && o.Partitions != r.Partitions || o.Only != (carillon.Selection{})
@@ -170,6 +170,12 @@ func newRestored(m *archive.Manifest) (*restored, []*engine.SavedState, error) {
 func apartFrom(position uint64) uint64 { return position + 1 + rand.Uint64N(maxApart) }
 
 const maxApart = 1 << 20
+
+// claimedByNewer tells whether a partition was claimed under newer rules than this binary's, so that no start could claim it. It may be only the
+// tzdata that is newer, so newRestored does not refuse the snapshot.
+func claimedByNewer(states []*engine.SavedState) bool {
+	return slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Accepts(engine.Rules()) })
+}
 
 func newerSnapshot(m *archive.Manifest) error {
 	rules := engine.Rules()

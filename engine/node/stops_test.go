@@ -728,7 +728,18 @@ func TestStopAfterNewerVersion(t *testing.T) {
 	words(t, err, "under other rules", "use that version") // not only once it is started
 
 	store := openStore(t, o.Data, "log")
-	record := engine.AppendRecord(nil, &engine.Record{Subject: "carillon.log._.heal"})
+	at := time.Now()
+	record := engine.AppendRecord(nil, &engine.Record{Time: at.UnixNano(), Subject: "carillon.log._.heal"})
+	if err := store.Log().Append([]wal.Record{{Seq: store.Log().Last() + 1, Data: record}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = node.RestoreToTime(t.Context(), target, "", filepath.Join(t.TempDir(), "restored"), at, o.Data, node.RestoreOptions{})
+	words(t, err, "under other rules", "use that version") // even if nothing after the snapshot has fired by the newer rules
+
+	store = openStore(t, o.Data, "log")
 	record[0]++
 	if err := store.Log().Append([]wal.Record{{Seq: store.Log().Last() + 1, Data: record}}); err != nil {
 		t.Fatal(err)
