@@ -69,6 +69,14 @@ func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, 
 	return s, nil
 }
 
+// serviceWithoutFiles is service for a workload that writes no files itself: only an engine that is started has a data directory.
+func (a *app) serviceWithoutFiles(cmd *cobra.Command, data, natsURL string) (bench.Service, error) {
+	if data != "" && a.connection.server != "" {
+		return bench.Service{}, usagef("--data is for an engine that is started, --server of a service that runs already: give one of them")
+	}
+	return a.service(cmd, data, natsURL)
+}
+
 // dial connects with the flags of the connection, but to another address.
 func (a *app) dial(url string) (*nats.Conn, error) {
 	options, err := a.connection.options()

@@ -24,7 +24,7 @@ With --server, the streams must hold all triggers (serve --out-max-bytes).`,
 			if err := notZero(cmd, "partitions"); err != nil {
 				return err
 			}
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
+			if c.Service, err = a.serviceWithoutFiles(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Progress = a.steps()

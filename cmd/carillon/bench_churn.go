@@ -18,7 +18,7 @@ func newBenchChurnCommand(a *app) *cobra.Command {
   carillon bench churn --rate 20000 --nearest 5ms --farthest 100ms`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
+			if c.Service, err = a.serviceWithoutFiles(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Progress = a.steps()

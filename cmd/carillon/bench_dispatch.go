@@ -25,7 +25,7 @@ With --server, the streams must hold a turn's triggers (serve --out-max-bytes).`
 			if err := notZero(cmd, "partitions", "cron-rate"); err != nil {
 				return err
 			}
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
+			if c.Service, err = a.serviceWithoutFiles(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Progress = a.steps()

@@ -22,7 +22,7 @@ func newBenchLatenessCommand(a *app) *cobra.Command {
 			if c.Mix, err = bench.ParseMix(mix); err != nil {
 				return usagef("--mix: %w", err)
 			}
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
+			if c.Service, err = a.serviceWithoutFiles(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Progress = a.steps()

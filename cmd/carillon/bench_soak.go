@@ -21,7 +21,7 @@ on standard error. A run that is interrupted ends with the figures so far.`,
   carillon bench soak --duration 12h --rate 5000 --kill-every 10m --json > soak.json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if c.Service, err = a.service(cmd, data, natsURL); err != nil {
+			if c.Service, err = a.serviceWithoutFiles(cmd, data, natsURL); err != nil {
 				return err
 			}
 			c.Report = func(r bench.SoakRound) { fmt.Fprintln(a.stderr, r) }

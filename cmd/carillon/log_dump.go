@@ -36,11 +36,14 @@ end, or with --data from the local copy of an engine that is stopped, whatever t
 			if d.partition < allPartitions || d.partition >= node.MaxPartitions {
 				return badPartition(d.partition, node.MaxPartitions)
 			}
-			if err := notZero(c, "limit"); err != nil {
+			err := notZero(c, "limit")
+			if err == nil && d.data != "" {
+				err = noConnection(c)
+			}
+			if err != nil {
 				return err
 			}
 			d.app = a
-			var err error
 			if d.data != "" {
 				err = d.local(c.Context())
 			} else {

@@ -222,6 +222,16 @@ func hideFlags(c *cobra.Command, names ...string) {
 	})
 }
 
+// noConnection refuses the flags of the connection beside --data, when nothing connects. The service's prefix may be named all the same.
+func noConnection(c *cobra.Command) error {
+	for _, name := range connectionFlags {
+		if f := c.InheritedFlags().Lookup(name); f != nil && f.Changed && name != "prefix" {
+			return usagef("--%s has no meaning with --data: nothing connects to NATS then", name)
+		}
+	}
+	return nil
+}
+
 // ownFlags is for a command that does not connect: it refuses the flags of the connection, which would have no
 // effect, and does not show them.
 func ownFlags(c *cobra.Command) *cobra.Command {

@@ -89,6 +89,11 @@ func (r *restorer) check(c *cobra.Command) (err error) {
 	if err := within(c, "partitions", 1, node.MaxPartitions, ""); err != nil {
 		return err
 	}
+	if r.data != "" && r.archive.bucket == "" {
+		if err := noConnection(c); err != nil {
+			return err
+		}
+	}
 	switch n := r.options.Partitions; {
 	case r.data == "" && !c.Flags().Changed("server"):
 		return usagef("give --data, a new data directory, or --server, a running service")

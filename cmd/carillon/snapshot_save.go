@@ -39,6 +39,9 @@ command runs. With --bucket the archive is a JetStream Object Store of the servi
 			if f.bucket != "" {
 				return usagef("--data saves into a directory: a bucket's NATS may be the one that is stopped")
 			}
+			if err := noConnection(c); err != nil {
+				return err
+			}
 			return s.stopped(c.Context(), args[0])
 		},
 	}
