@@ -83,7 +83,8 @@ type engine struct {
 	own        *scratch // the same directory, if the run made it
 	cmd        *exec.Cmd
 	exited     chan error
-	reserved   bool // the streams on the NATS are the run's
+	gone       chan struct{} // closed when the process has ended
+	reserved   bool          // the streams on the NATS are the run's
 }
 
 // startTimeout is more than a start with ten million jobs takes. A start ends earlier if the engine does.
@@ -159,8 +160,12 @@ func (e *engine) start(ctx context.Context, listen string, began func(time.Time)
 		e.cmd = nil
 		return fmt.Errorf("bench: start the engine: %w", err)
 	}
-	e.exited = make(chan error, 1)
-	go func() { e.exited <- e.cmd.Wait() }()
+	cmd, exited, gone := e.cmd, make(chan error, 1), make(chan struct{})
+	e.exited, e.gone = exited, gone
+	go func() {
+		exited <- cmd.Wait()
+		close(gone)
+	}()
 	ready := make(chan error, 1)
 	go func() {
 		defer out.Close()

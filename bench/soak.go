@@ -21,6 +21,8 @@ import (
 // cancelled, one moved, one replaced, one paused over its due time, and one paused and resumed in time. A few jobs
 // are fired by command. All output streams are read, and their numbers must go on without a gap or a repeat.
 //
+// A run whose engine ends by itself is over: nothing is repeated then.
+//
 // If a command should prevent a fire, but was not acknowledged early enough to be certain to win, the fire may come
 // or not. When the engine is killed, commands are repeated until they are answered. Lateness is reported over all
 // rounds, including those with a kill, and besides that for rounds with a kill and for rounds without one.
@@ -56,6 +58,9 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 		payload: payloadOf(c.PayloadBytes), room: make(chan struct{}, soakWindow), commands: newHistogram(), result: &r,
 		received: newHistogram(), afterKill: newHistogram(), withoutKills: newHistogram(), allCommands: newHistogram(),
 		cpu: e.usage().cpu, looked: time.Now(),
+	}
+	if e.cmd != nil {
+		s.work.Go(func() { s.watch(ctx) })
 	}
 	err = s.carryOut(ctx)
 	if err != nil && context.Cause(ctx) != nil {

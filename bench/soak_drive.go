@@ -186,15 +186,42 @@ func (s *soak) killer(ctx context.Context) {
 			return
 		}
 		if err := s.kill(ctx); err != nil {
-			s.fail(err)
 			return
 		}
 	}
 }
 
-func (s *soak) kill(ctx context.Context) error {
+// watch ends the run if the engine ends otherwise than by a kill. Why it ended is said when the engine is closed.
+func (s *soak) watch(ctx context.Context) {
+	for {
+		s.process.Lock()
+		gone := s.engine.gone
+		s.process.Unlock()
+		select {
+		case <-ctx.Done():
+			return
+		case <-gone:
+		}
+		s.process.Lock() // a kill holds it until the engine runs again
+		startedAgain := s.engine.gone != gone
+		s.process.Unlock()
+		if !startedAgain {
+			s.fail(errEngineEnded)
+			return
+		}
+	}
+}
+
+var errEngineEnded = errors.New("bench: the run is over, as its engine is")
+
+func (s *soak) kill(ctx context.Context) (err error) {
 	s.process.Lock()
 	defer s.process.Unlock()
+	defer func() {
+		if err != nil {
+			s.fail(err)
+		}
+	}()
 	if err := s.engine.kill(); err != nil {
 		return err
 	}

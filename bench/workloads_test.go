@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -541,6 +542,41 @@ func TestSoak(t *testing.T) {
 	}
 	if len(r.Series["disk_mib"]) != 2 || r.Series["disk_mib"][1][0] != 4 {
 		t.Errorf("series are %v", r.Series)
+	}
+}
+
+// A run whose engine ends by itself ends, too, and does not repeat its commands for as long as it would while an engine is started again.
+func TestSoakEngineEnds(t *testing.T) {
+	t.Parallel()
+	of := service(t)
+	pid := filepath.Join(t.TempDir(), "pid")
+	of.Command = append([]string{"/bin/sh", "-c", `echo $$ > "$0"; exec "$@"`, pid}, of.Command...)
+	var killed time.Time
+	_, err := RunSoak(t.Context(), SoakConfig{
+		Service: of, Rate: 200, Duration: 20 * time.Second, Round: 2 * time.Second,
+		Report: func(SoakRound) {
+			if !killed.IsZero() {
+				return
+			}
+			b, err := os.ReadFile(pid)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			killed = time.Now()
+			if err := syscall.Kill(n, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		},
+	})
+	if !errors.Is(err, errEngineEnded) || !strings.Contains(err.Error(), "the engine ended by itself (signal: killed)") {
+		t.Errorf("the engine was killed at %s: %v", killed, err)
+	}
+	if took := time.Since(killed); took >= soakRetry {
+		t.Errorf("the run ended %s later", took)
 	}
 }
 
