@@ -355,6 +355,7 @@ func TestRefusedAtOnce(t *testing.T) {
 		"serve --data nowhere --prefix a..b":                              `carillon: --prefix "a..b" is no prefix: `,
 		"serve --data nowhere --follow some":                              `carillon: --follow is "some", must be all or placed (see `,
 		"serve --data nowhere --follow=":                                  `--follow is "", must be all or placed`,
+		"serve --data nowhere --name a,b":                                 `the name "a,b" must be up to 128 letters, digits, -, _ and dots (see `,
 		"serve --data nowhere --nats b --name a.b":                        `the name "a.b" must be up to 64 letters, digits, - and _ (see `,
 		"serve --data nowhere --zone a":                                   "a weight, a zone and standbys are for nodes that share an external NATS (see ",
 		"serve --data nowhere --nats a,nats://:x":                         `carillon: --nats has "nats://:x", must be URLs such as nats://127.0.0.1:4222, separated by commas (see `,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,20 +28,6 @@ func nodesBucket(stream string) string { return stream + "_NODES" }
 
 // nodesStream is the stream of that bucket.
 func nodesStream(stream string) string { return "KV_" + nodesBucket(stream) }
-
-// nodeName makes a valid node name of a host's name.
-func nodeName(host string) string {
-	plain := func(r rune) rune {
-		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' {
-			return r
-		}
-		return '-'
-	}
-	if host = strings.Map(plain, host); len(host) > 64 {
-		host = host[:64]
-	}
-	return host
-}
 
 // requiredRights returns the rights that a node needs beside those for its streams.
 func (n *Node) requiredRights() streams.Rights {

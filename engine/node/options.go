@@ -23,7 +23,7 @@ const DefaultFreeForJobs = 2 << 30
 // Options say how a node runs. The zero value of a field is its default, except Data.
 type Options struct {
 	Data       string // directory of everything that the node stores
-	Name       string // of this node in claims and status; default the host's name
+	Name       string // of this node in claims and status: letters, digits, -, _ and, without NATS, dots; default the host's
 	Listen     string // address for NATS clients of the embedded server; default 127.0.0.1:4222
 	HTTP       string // address of /healthz, /readyz and /metrics; default 127.0.0.1:8080; "off" for none
 	Profiles   bool   // serve Go's profiles under that address, too
@@ -103,10 +103,7 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	if o.Name == "" {
 		host, _ := os.Hostname() // "" on an error
-		o.Name = cmp.Or(host, "node")
-		if o.NATS != "" {
-			o.Name = nodeName(o.Name)
-		}
+		o.Name = o.nodeName(cmp.Or(host, "node"))
 	}
 	o.Linger = cmp.Or(o.Linger, time.Minute)
 	o.Follow = cmp.Or(o.Follow, FollowAll)
@@ -137,6 +134,25 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// nodeName makes a valid node name of a host's name. Nodes that share an external NATS write beats under their names, which are one token
+// then. Alone, a node may be named as its host is; other characters could make a claim that cannot be read (engine.DecodeClaim).
+func (o Options) nodeName(host string) string {
+	most, dots := 128, true
+	if o.NATS != "" {
+		most, dots = 64, false
+	}
+	plain := func(r rune) rune {
+		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.' && dots {
+			return r
+		}
+		return '-'
+	}
+	if host = strings.Map(plain, host); len(host) > most {
+		host = host[:most]
+	}
+	return host
+}
+
 // natsDir is the directory of the embedded server, unless its configuration file names another.
 func (o Options) natsDir() string { return filepath.Join(o.Data, "nats") }
 
@@ -160,8 +176,6 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: a data directory is required")
 	case o.NATS != "" && o.NATSConfig != "":
 		return fmt.Errorf("node: an external NATS and a configuration of the embedded one exclude each other")
-	case len(o.Name) > 128:
-		return fmt.Errorf("node: the name has %d characters, at most 128", len(o.Name))
 	case o.Standbys < -1 || o.Standbys > cluster.MaxStandbys:
 		return fmt.Errorf("node: Standbys is %d, must be 1 to %d, or -1 for none", o.Standbys, cluster.MaxStandbys)
 	case o.NATS == "" && (o.Weight > 1 || o.Zone != "" || o.Standbys > 1):
@@ -170,8 +184,10 @@ func (o Options) Validate() error {
 		return fmt.Errorf("node: what to follow is %q, must be %s or %s", o.Follow, FollowAll, FollowPlaced)
 	case o.NATS == "" && o.Follow == FollowPlaced:
 		return fmt.Errorf("node: to follow what is placed is for nodes that share an external NATS")
-	case o.NATS != "" && o.Name != "" && nodeName(o.Name) != o.Name:
+	case o.Name != o.nodeName(o.Name) && o.NATS != "":
 		return fmt.Errorf("node: the name %q must be up to 64 letters, digits, - and _", o.Name)
+	case o.Name != o.nodeName(o.Name):
+		return fmt.Errorf("node: the name %q must be up to 128 letters, digits, -, _ and dots", o.Name)
 	case o.NATS != "" && strings.Trim(o.NATS, " ,") == "":
 		return fmt.Errorf("node: NATS is %q, which names no server", o.NATS)
 	case o.Weight < 0 || o.Weight > cluster.MaxWeight:
