@@ -127,6 +127,7 @@ type Machine struct {
 	outcomes     []Outcome // of the last import
 	viewed       viewed
 	refused      uint64 // commands refused since Listen was called
+	cameDue      int64  // since when something has been due by the records after the last tick, or longer (DueSince), ms
 	ignoredMarks uint64 // see IgnoreMarks
 }
 
@@ -191,6 +192,7 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 	var r Result
 	var err error
 	now := max(m.now, e.Time)
+	since, waits := m.DueSince()
 	switch e.Kind {
 	case KindTick:
 		for i := range e.Ticks {
@@ -215,6 +217,9 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 	}
 	if err = cmp.Or(err, m.residence.err); err != nil {
 		return r, err
+	}
+	if e.Kind != KindTick {
+		m.noteDue(since, waits, now)
 	}
 	m.now = now
 	m.position = e.Seq

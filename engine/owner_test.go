@@ -105,3 +105,48 @@ func TestOwnerTellsAcks(t *testing.T) {
 		t.Error("a partition is ticked that nobody claimed")
 	}
 }
+
+// What is due has waited for a tick since it came due, or since the record that brought it: not since the last tick.
+func TestDueSince(t *testing.T) {
+	const late = `{"schedule":"@at 2020-01-01T00:00:00Z"}`
+	missing := Entry{Kind: KindDelete, Verb: "delete", Job: "nobody"}
+	for name, c := range map[string]struct {
+		after func(f *feed) // what comes a minute after the last tick; the timer is due half a minute after that tick
+		timer bool
+		want  int64 // ms after that tick; -1: nothing waits
+	}{
+		"nothing":                            {func(*feed) {}, false, -1},
+		"a timer":                            {func(*feed) {}, true, 30_000},
+		"a refusal":                          {func(f *feed) { f.apply(&missing) }, false, 60_000},
+		"a refusal and another one":          {func(f *feed) { f.apply(&missing); f.now += 1000; f.apply(&missing) }, false, 60_000},
+		"a one-shot of the past":             {func(f *feed) { f.put("past", late) }, false, 60_000},
+		"a one-shot of the past, deleted":    {func(f *feed) { f.put("past", late); f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "past"}) }, false, -1},
+		"a refusal behind a timer":           {func(f *feed) { f.apply(&missing) }, true, 30_000},
+		"a one-shot of the past and a timer": {func(f *feed) { f.put("past", late) }, true, 30_000},
+	} {
+		for _, ticked := range []bool{true, false} {
+			f := newFeed(t)
+			last := f.now
+			if ticked {
+				f.tick(100)
+			}
+			if c.timer {
+				f.put("timer", `{"schedule":"@in 30s"}`)
+			}
+			f.now += 60_000
+			c.after(f)
+			if at, ok := f.m.DueSince(); ok != (c.want >= 0) || ok && at != last+c.want {
+				t.Errorf("%s, after a tick: %t: since %d ms, %t", name, ticked, at-last, ok)
+			}
+			restarted := open(t, f.m, wholeOf(t, f.m))
+			if at, ok := restarted.DueSince(); ok != (c.want >= 0) || ok && (at < last+c.want || at > f.now) {
+				t.Errorf("%s, after a tick: %t: after a restart since %d ms, %t", name, ticked, at-last, ok)
+			}
+			f.now += 10
+			f.tick(100)
+			if at, ok := f.m.DueSince(); ok && at <= f.now {
+				t.Errorf("%s: after a tick something is due", name)
+			}
+		}
+	}
+}

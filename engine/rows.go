@@ -323,6 +323,7 @@ func (m *Machine) readState(d *decoder) (scheduled, paused, made uint64) {
 		*v = d.uvarint()
 	}
 	m.now, m.to, m.expired.at = d.varint(), d.varint(), d.varint()
+	m.cameDue = m.now // when what is due by then came is not part of the state
 	for i := range m.wheels {
 		m.wheels[i] = wheel.New(d.varint())
 	}

@@ -31,6 +31,7 @@ func (m *Machine) tick(e *Entry, t *Tick) error {
 	m.viewed = viewed{}
 	m.outbox.trim(t.Acked)
 	before := m.to
+	m.cameDue = 0
 	m.to = max(m.to, min(t.To, e.Time+maxLead))
 	if m.to > before+misfireAfter {
 		m.gaps = append(m.gaps, gap{before, m.to})
@@ -368,4 +369,21 @@ func (m *Machine) NextDeadline() (at int64, ok bool) {
 		}
 	}
 	return at, at != math.MaxInt64
+}
+
+// DueSince is since when something has been due and waits for a tick; it lies in the future if nothing is due yet. ok is false when nothing
+// waits at all. It differs from NextDeadline where a record brought something that was due at once: that has waited since the record came,
+// whenever the last tick was.
+func (m *Machine) DueSince() (at int64, ok bool) {
+	at, ok = m.NextDeadline()
+	return max(at, m.cameDue), ok
+}
+
+// noteDue notes since when something has been due, after a record that was no tick. since and waits are DueSince's from before it.
+func (m *Machine) noteDue(since int64, waits bool, now int64) {
+	if waits && since <= now {
+		m.cameDue = since
+	} else if at, ok := m.NextDeadline(); ok && at <= now {
+		m.cameDue = now
+	}
 }

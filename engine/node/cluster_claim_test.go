@@ -122,6 +122,14 @@ func TestDueClaims(t *testing.T) {
 			t.Errorf("with a job that has been due for %s, while the network is slow, %d are due at once and %d once it has caught up", waits, len(atOnce), len(upToDate))
 		}
 	}
+	idle := engine.New(layout, 1) // nothing was due until somebody sent a command a moment ago, which is refused
+	if r, err := idle.Apply(&engine.Entry{Seq: 1, Time: time.Now().UnixMilli(), Kind: engine.KindDelete, Partition: 1, Verb: "delete", Job: job}); err != nil || r.Err == nil {
+		t.Fatal(err, r.Err)
+	}
+	n.partitions[1].machine = idle
+	if atOnce, upToDate := n.dueClaims(v, servers.Slowness{Now: true, Self: true}); len(atOnce) > 0 || len(upToDate) > 0 {
+		t.Errorf("a partition that was idle until now is taken for one that nobody serves: %d and %d", len(atOnce), len(upToDate))
+	}
 	n.partitions[1].claimable = time.Now().Add(claimAgain)
 	if atOnce, _ := n.dueClaims(v, servers.Slowness{}); len(atOnce) > 0 {
 		t.Error("one that was claimed a moment ago is due again")

@@ -140,7 +140,7 @@ func (n *Node) dueClaims(all cluster.View, slow servers.Slowness) (atOnce, upToD
 func (n *Node) stalled(p *partition) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	at, ok := p.machine.NextDeadline()
+	at, ok := p.machine.DueSince()
 	return ok && n.clock.ms()-at > stalledFor.Milliseconds()
 }
 

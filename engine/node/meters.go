@@ -184,9 +184,9 @@ func (n *Node) tickLag() (lag time.Duration) {
 	return lag
 }
 
-// lag is how long ago the partition's earliest deadline was; 0 if nothing is due. Its caller holds mu.
+// lag is for how long the earliest thing that is due has waited for a tick; 0 if nothing is due. Its caller holds mu.
 func (p *partition) lag(now int64) time.Duration {
-	at, ok := p.machine.NextDeadline()
+	at, ok := p.machine.DueSince()
 	if !ok {
 		return 0
 	}
