@@ -302,6 +302,7 @@ func (n *Node) unfollow(ctx context.Context, p *partition) error {
 	p.needs.Store(1) // a start before the table is cleared would go on with the partition, and need the log
 	p.follows.Store(false)
 	p.sentClaim = false // when the partition is followed again, older claims of this node may be read again
+	p.earlier = p.loaded()
 	p.machine = engine.New(n.layout, p.number)
 	p.checkpoint.Store(0)
 	p.older.Store(0)

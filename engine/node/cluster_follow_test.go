@@ -231,6 +231,55 @@ func TestIdleNodeCutsItsLog(t *testing.T) {
 	f.terminate()
 }
 
+// The counts of jobs that came into memory do not fall when a partition is given up, nor when it is followed again: a rate would take what
+// is left of them for new.
+func TestLoadedJobsStayCounted(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	nodes := make(map[string]*running)
+	for _, name := range []string{"a", "b"} {
+		o := cold(e.options(t))
+		o.Name, o.Partitions, o.Follow, o.Standbys, o.Linger = name, 1, node.FollowPlaced, -1, time.Millisecond
+		nodes[name] = run(t, o)
+	}
+	c := client(t, e.url)
+	var jobs []carillon.Job
+	for i := range 10 {
+		jobs = append(jobs, carillon.Job{ID: fmt.Sprint("far", i), Schedule: "@at 2038-01-01T00:00:00Z"})
+		put(t, c, jobs[i])
+	}
+	loaded := func(name string) float64 { return metric(t, nodes[name].HTTP, "carillon_jobs_loaded_total") }
+	follows := func(name string) bool { return metric(t, nodes[name].HTTP, "carillon_partitions_followed") == 1 }
+	moves := func(from, to string) {
+		t.Helper()
+		if _, err := c.DrainNode(t.Context(), to, true); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.DrainNode(t.Context(), from, false); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, from+" gives the partition up to "+to, func() bool { return !follows(from) && follows(to) })
+	}
+	moves("b", "a")
+	eventually(t, "jobs have left memory, and come back", func() bool {
+		_, pauseErr := c.Pause(t.Context(), jobs[0].ID)
+		_, resumeErr := c.Resume(t.Context(), jobs[0].ID)
+		if err := errors.Join(pauseErr, resumeErr); err != nil {
+			t.Fatal(err)
+		}
+		return loaded("a") >= 3
+	})
+	before := loaded("a")
+	moves("a", "b")
+	if after := loaded("a"); after < before {
+		t.Errorf("%v jobs came into memory, %v are counted when the partition is given up", before, after)
+	}
+	moves("b", "a")
+	if after := loaded("a"); after < before {
+		t.Errorf("%v jobs came into memory, %v are counted when the partition is followed again", before, after)
+	}
+}
+
 // askAll puts jobs, and checks that all answers about them are right.
 func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
 	t.Helper()

@@ -92,29 +92,25 @@ func (m *meters) addGauges(running func() *Node) {
 			return 0
 		})
 	}
-	sum := func(name string, of func(engine.Stats) float64) {
+	sumOf := func(name string, of func(*partition) float64) {
 		gauge(name, func(n *Node) (total float64) {
 			for _, p := range n.partitions {
 				p.mu.Lock()
-				total += of(p.machine.Stats())
+				total += of(p)
 				p.mu.Unlock()
 			}
 			return total
 		})
 	}
+	sum := func(name string, of func(engine.Stats) float64) {
+		sumOf(name, func(p *partition) float64 { return of(p.machine.Stats()) })
+	}
 	sum("carillon_jobs", func(s engine.Stats) float64 { return float64(s.Jobs) })
 	sum("carillon_jobs_hot", func(s engine.Stats) float64 { return float64(s.Hot) })
 	sum("carillon_jobs_cold", func(s engine.Stats) float64 { return float64(max(0, s.Jobs-s.Hot)) })
-	sum("carillon_jobs_loaded_total", func(s engine.Stats) float64 { return float64(s.Loaded) })
-	sum("carillon_jobs_loaded_late_total", func(s engine.Stats) float64 { return float64(s.Late) })
-	gauge("carillon_jobs_memory_bytes", func(n *Node) (bytes float64) {
-		for _, p := range n.partitions {
-			p.mu.Lock()
-			bytes += float64(p.machine.Memory())
-			p.mu.Unlock()
-		}
-		return bytes
-	})
+	sumOf("carillon_jobs_loaded_total", func(p *partition) float64 { return float64(p.loaded().all) })
+	sumOf("carillon_jobs_loaded_late_total", func(p *partition) float64 { return float64(p.loaded().late) })
+	sumOf("carillon_jobs_memory_bytes", func(p *partition) float64 { return float64(p.machine.Memory()) })
 	gauge("carillon_loaded_ahead_seconds", func(n *Node) float64 { return n.loadedAhead().Seconds() })
 	sum("carillon_jobs_dirty", func(s engine.Stats) float64 { return float64(s.Dirty) })
 	sum("carillon_jobs_completed", func(s engine.Stats) float64 { return float64(s.Completed) })

@@ -16,6 +16,7 @@ type partition struct {
 	// The machine, and whether this node owns the partition.
 	mu        sync.Mutex // guards what follows, up to lostUpTo
 	machine   *engine.Machine
+	earlier   loads // what the machines before this one counted, for metrics that must not fall
 	table     table // where the machine reads jobs that are on disk
 	owner     engine.Owner
 	claiming  bool      // a claim is on its way
@@ -69,6 +70,15 @@ type partition struct {
 	older             atomic.Uint64 // position of the one before; 0: there is none, or it is not known
 	checkpointAt      atomic.Int64  // when the newest was taken or read, ns since the clock began; 0: never
 	bytesAt           atomic.Uint64 // how many bytes of the log the node had read in this run by then
+}
+
+// loads counts the jobs that came into memory from the table, and those of them that a tick had to wait for.
+type loads struct{ all, late uint64 }
+
+// loaded is how many jobs came into memory during this run. Its caller holds mu.
+func (p *partition) loaded() loads {
+	st := p.machine.Stats()
+	return loads{p.earlier.all + st.Loaded, p.earlier.late + st.Late}
 }
 
 // stop stops one partition for good, and logs why.
