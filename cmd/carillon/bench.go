@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -64,7 +65,7 @@ func (a *app) service(cmd *cobra.Command, data, natsURL string) (bench.Service, 
 	}
 	s.Command = []string{worker[0], "serve", "--prefix", a.connection.prefix}
 	if natsURL != "" {
-		s.Command = append(s.Command, a.childFlags(cmd)...)
+		s.Command = append(s.Command, a.childFlags(cmd, "timeout")...)
 	}
 	return s, nil
 }
@@ -79,7 +80,7 @@ func (a *app) serviceWithoutFiles(cmd *cobra.Command, data, natsURL string) (ben
 
 // dial connects with the flags of the connection, but to another address.
 func (a *app) dial(url string) (*nats.Conn, error) {
-	options, err := a.connection.options()
+	options, err := a.connection.clientOptions()
 	if err != nil {
 		return nil, err
 	}
@@ -87,10 +88,10 @@ func (a *app) dial(url string) (*nats.Conn, error) {
 	return nc, redactError(err)
 }
 
-// childFlags returns the flags of the connection, without the server's, for a process that this one starts.
-func (a *app) childFlags(cmd *cobra.Command) (args []string) {
+// childFlags returns the flags of the connection, without the server's and those that are named, for a process that this one starts.
+func (a *app) childFlags(cmd *cobra.Command, without ...string) (args []string) {
 	for _, name := range connectionFlags {
-		if f := cmd.Flag(name); name != "server" && f != nil && f.Changed {
+		if f := cmd.Flag(name); name != "server" && !slices.Contains(without, name) && f != nil && f.Changed {
 			args = append(args, "--"+name+"="+f.Value.String())
 		}
 	}

@@ -125,7 +125,13 @@ func checkServers(flag, list string) error {
 	return nil
 }
 
-// options returns the options of nats.go that the flags ask for.
+// clientOptions returns the options of a client's connection: its name, how long it waits, and options.
+func (c *connection) clientOptions() ([]nats.Option, error) {
+	o, err := c.options()
+	return append(o, nats.Name("carillon command line"), nats.Timeout(c.timeout)), err
+}
+
+// options returns the options of nats.go that the flags ask for, for clients and engines: users, credentials and TLS.
 func (c *connection) options() ([]nats.Option, error) {
 	for _, f := range []struct{ flag, variable, name string }{
 		{"creds", "NATS_CREDS", c.creds},
@@ -141,7 +147,7 @@ func (c *connection) options() ([]nats.Option, error) {
 			return nil, fmt.Errorf("--%s (%s): %w", f.flag, f.variable, err)
 		}
 	}
-	o := []nats.Option{nats.Name("carillon command line"), nats.Timeout(c.timeout)}
+	var o []nats.Option
 	switch {
 	case c.user != "" && c.password == "":
 		o = append(o, nats.Token(c.user))
@@ -208,7 +214,7 @@ func (a *app) connect(ctx context.Context, more ...nats.Option) (*nats.Conn, *ca
 	if err := checkServers("the server (--server, NATS_URL)", c.server); err != nil {
 		return nil, nil, err
 	}
-	options, err := c.options()
+	options, err := c.clientOptions()
 	if err != nil {
 		return nil, nil, err
 	}

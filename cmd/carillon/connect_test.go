@@ -2,9 +2,11 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -243,5 +245,55 @@ func TestBenchHasNoCredentials(t *testing.T) {
 	a := &app{}
 	if _, err := a.service(newRootCommand(a), "", ""); err != nil || os.Getenv("NATS_USER") != "" || os.Getenv("NATS_CA") != "" {
 		t.Errorf("its processes find %q and %q, %v", os.Getenv("NATS_USER"), os.Getenv("NATS_CA"), err)
+	}
+}
+
+// An engine's connections have names and times of their own, not those of a command.
+func TestServeConnections(t *testing.T) {
+	t.Setenv("NATS_TIMEOUT", "1h")
+	ns := natstest.Start(t, &natsserver.Options{JetStream: true})
+	ctx, stop := context.WithCancel(t.Context())
+	var names []string
+	var errOut bytes.Buffer
+	code := Run(ctx, []string{"serve", "--data", t.TempDir(), "--http", "off", "--partitions", "1", "--nats", ns.ClientURL(), "--name", "one"},
+		strings.NewReader(""), writerFunc(func(b []byte) (int, error) { // it is ready
+			z, err := ns.Connz(nil)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, c := range z.Conns {
+				names = append(names, c.Name)
+			}
+			stop()
+			return len(b), nil
+		}), &errOut)
+	if code != exitOK {
+		t.Errorf("serve ended with %d:\n%s", code, &errOut)
+	}
+	for _, want := range []string{"carillon one", "carillon one requests"} {
+		if !slices.Contains(names, want) {
+			t.Errorf("there is no connection %q among %q", want, names)
+		}
+	}
+
+	var c connection
+	if err := c.resolve(); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.options()
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := nats.GetDefaultOptions()
+	for _, option := range list {
+		if err := option(&o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o.Timeout != nats.DefaultTimeout {
+		t.Errorf("an engine gives a server %s to greet it, as long as a command waits for an answer", o.Timeout)
+	}
+	if code, _, says := run(t, "serve", "--timeout", "1s", "--partitions", "0"); code != exitUsage || !strings.Contains(says, "--timeout is for clients") {
+		t.Errorf("serve --timeout: %d, %s", code, says)
 	}
 }

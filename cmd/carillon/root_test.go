@@ -76,7 +76,7 @@ func TestHelpListsWhatACommandTakes(t *testing.T) {
 	for command, takes := range map[string][]string{
 		"status":         all,
 		"bench lateness": all,
-		"serve":          slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "server" }),
+		"serve":          slices.DeleteFunc(slices.Clone(all), func(name string) bool { return name == "server" || name == "timeout" }),
 		"version":        {"json"},
 		"bench recovery": {"json"},
 		"demo":           nil,

@@ -44,7 +44,7 @@ first SIGTERM or SIGINT stops it cleanly; everything it owns is in the data dire
 			return node.Run(cmd.Context(), s.options, func(r node.Ready) { _ = a.printReady(r) }) // an engine goes on even if this fails
 		},
 	}
-	hideFlags(cmd, "server")
+	hideFlags(cmd, "server", "timeout")
 	f := cmd.Flags()
 	s.process(f)
 	s.sharing(f)
@@ -115,6 +115,9 @@ func (s *serveFlags) resolve(cmd *cobra.Command) (err error) {
 	o, connection := &s.options, &s.app.connection
 	if connection.server != "" {
 		return usagef("--server is for clients; an engine takes --nats")
+	}
+	if cmd.Flags().Changed("timeout") { // an engine has times of its own, and would go to another server the later
+		return usagef("--timeout is for clients")
 	}
 	if o.Logger, err = s.logger(cmd.ErrOrStderr()); err != nil {
 		return err
