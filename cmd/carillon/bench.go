@@ -110,11 +110,11 @@ func (a *app) childCommand(cmd *cobra.Command, words ...string) ([]string, error
 // The flags that several workloads have.
 
 func dataFlag(f *pflag.FlagSet, data *string) {
-	f.Var((*nonEmpty)(data), "data", "`directory` to make the engine's data directory in (default the system's for temporary files)")
+	f.Var((*nonEmpty)(data), "data", "`directory` to make the run's files in (default the system's for temporary files)")
 }
 
 func natsFlag(f *pflag.FlagSet, url *string) {
-	f.Var((*nonEmpty)(url), "nats", "`URL`s of a NATS that runs already, for the engine that is started, with all rights of the account; the run removes what it makes there")
+	f.Var((*nonEmpty)(url), "nats", "`URL`s of a NATS that runs already, for the run's streams, with all rights of the account; the run removes what it makes there")
 }
 
 func payloadFlag(f *pflag.FlagSet, bytes *int) {
