@@ -248,7 +248,7 @@ func TestTickSentAgain(t *testing.T) {
 	unbroken(t, nc, c)
 }
 
-// A nats-server whose limit for messages is lower than the size of the largest trigger is refused at the start. The error has the
+// A nats-server whose limit for messages is lower than the size of the largest answer is refused at the start. The error has the
 // limit's name, its value and the least value.
 func TestMaxPayload(t *testing.T) {
 	t.Parallel()
