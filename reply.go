@@ -245,7 +245,7 @@ type StatusReply struct {
 	Ready      bool              `json:"ready"`
 	Problems   []string          `json:"problems,omitempty"` // why it is not ready
 	Nodes      []NodeStatus      `json:"nodes,omitempty"`    // by name, where engines share a NATS
-	Lateness   *Lateness         `json:"lateness,omitempty"` // of this node's triggers
+	Lateness   *Lateness         `json:"lateness,omitempty"` // of this node's triggers of the last one to two minutes
 	Partitions []PartitionStatus `json:"partitions"`         // by number
 }
 
