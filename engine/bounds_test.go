@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -432,6 +433,10 @@ func TestForcedAreFreed(t *testing.T) {
 	if len(outputs) != 2 || outputs[1].Payload() != "1" {
 		t.Errorf("the outputs are %+v", outputs)
 	}
+	f.put("job", `{"payload":"another"}`)
+	if n := f.m.forcedSpecs; n != 0 {
+		t.Errorf("no fire waits, and the jobs of those that do are counted with %d bytes", n)
+	}
 }
 
 // A time without ticks is remembered until every priority's fires of it are decided, however few of them a tick can take.
@@ -538,6 +543,29 @@ func TestDigest(t *testing.T) {
 	} {
 		if f.apply(c.e); fmt.Sprintf("%016x", f.m.digest) != c.want {
 			t.Errorf("after a record of kind %d it is %016x, and was %s", c.e.Kind, f.m.digest, c.want)
+		}
+	}
+}
+
+// A tick whose mark is another than here stops the machine, also if the owner is some marks behind; but not if marks up to that
+// position are ignored.
+func TestMarks(t *testing.T) {
+	f := newFeed(t)
+	for range 5 * markEvery {
+		f.tick(0)
+	}
+	newest, fourth := f.seq, f.seq-3*markEvery
+	if at := f.m.Mark().Position; at != newest {
+		t.Fatalf("the newest mark is at %d, want %d", at, newest)
+	}
+	for _, c := range []struct {
+		at, ignored uint64
+		want        error
+	}{{newest, 0, ErrDiverged}, {fourth, 0, ErrDiverged}, {newest, newest - 1, ErrDiverged}, {newest, newest, nil}} {
+		f.m.IgnoreMarks(c.ignored)
+		e := &Entry{Seq: f.seq + 1, Time: f.now, Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: 1, Mark: Mark{c.at, f.m.digest + 1}}}}
+		if _, err := f.m.Apply(e); !errors.Is(err, c.want) {
+			t.Errorf("another mark at %d, ignored up to %d: %v, want %v", c.at, c.ignored, err, c.want)
 		}
 	}
 }
