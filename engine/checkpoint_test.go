@@ -127,6 +127,27 @@ func TestCheckpointIncremental(t *testing.T) {
 	write(3+3+2+1+3+0+3, 2, 3)
 }
 
+// Outputs that are stored for good leave the table.
+func TestStoredLeaveTheTable(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	f.put("job", `{"schedule":"@every 1s"}`)
+	for range 5 {
+		f.now += 1000
+		f.tick(10)
+		if err := s.checkpoint(10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := 0
+	if _, err := s.table.View().Scan(roomOutputs, nil, nil, 0, func(_, _ []byte) error { n++; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if n > 2 { // the newest, and the one that was stored since the checkpoint before
+		t.Errorf("of 5 outputs, 4 of which are stored, %d are in the table", n)
+	}
+}
+
 // Jobs that a checkpoint wrote leave memory once the table has them and EvictCommitted has looked at them all.
 func TestCommittedLeavesMemory(t *testing.T) {
 	f := newFeed(t)
