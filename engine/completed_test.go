@@ -76,6 +76,28 @@ func TestGoneOnceAnnounced(t *testing.T) {
 	}
 }
 
+// Completed jobs whose events wait go on after a restart as others do: they are announced, and freed after their retention.
+func TestAnnouncedAfterRestart(t *testing.T) {
+	f := newFeed(t)
+	f.put("a", `{"schedule":"@every 1s"}`)
+	f.put("b", `{"schedule":"@every 1s"}`)
+	f.now += 1000
+	f.tick(100)
+	f.put("a", `{"schedule":"@every 1s","end":"2026-01-01T00:00:00.5Z"}`)
+	f.put("b", `{"schedule":"@every 1s","end":"2026-01-01T00:00:00.5Z"}`)
+	s := saved{m: f.m}
+	for what, m := range s.opened(t) {
+		g := feed{t: t, m: m, seq: f.seq, now: f.now}
+		if n := g.tick(100); n != 2 || m.Stats().Completed != 2 {
+			t.Errorf("%s: %d outputs announce them, %+v", what, n, m.Stats())
+		}
+		g.now += m.claim.RetentionMS
+		if g.tick(100); m.Stats().Jobs != 0 {
+			t.Errorf("%s: after their retention they are still there: %+v", what, m.Stats())
+		}
+	}
+}
+
 // TestGoneWhileSaved makes the output that pins a completed job while a checkpoint is being taken: the job is in
 // that checkpoint.
 func TestGoneWhileSaved(t *testing.T) {
