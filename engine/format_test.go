@@ -194,6 +194,25 @@ func TestNewerRows(t *testing.T) {
 	}
 }
 
+// A checkpoint of another service or partition is refused, and so is one that lacks its newest output.
+func TestOpenRefuses(t *testing.T) {
+	checkpoint := decoded(golden(t, "rows.md")["checkpoint"])
+	refused := func(what string, layout Layout, partition int) {
+		t.Helper()
+		for by, open := range map[string]func(Layout, int, Table) (*Machine, error){"Open": Open, "OpenCold": OpenCold} {
+			if _, err := open(layout, partition, checkpoint); !errors.Is(err, ErrCheckpoint) {
+				t.Errorf("%s, %s: %v", what, by, err)
+			}
+		}
+	}
+	refused("another prefix", Layout{"else", 1}, 0)
+	refused("other partitions", Layout{"carillon", 2}, 0)
+	refused("another partition", Layout{"carillon", 1}, 1)
+	outputs := checkpoint.rooms[roomOutputs]
+	delete(outputs, slices.Max(slices.Collect(maps.Keys(outputs))))
+	refused("an output is missing", Layout{"carillon", 1}, 0)
+}
+
 // A state of a later version is refused because of it, and so is a record; of an earlier one than the first, they are damaged.
 func TestNewerStateAndRecord(t *testing.T) {
 	state := decoded(golden(t, "rows.md")["checkpoint"]).state
