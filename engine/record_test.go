@@ -42,4 +42,8 @@ func TestHealed(t *testing.T) {
 			t.Errorf("%s, put back:\n%s", what, diff)
 		}
 	}
+	twice := Record{Seq: 9, Subject: layout.LogSubject(AllPartitions, "heal"), Data: EncodeHeal(&nested)}
+	if e := layout.Decode(&twice); e.Kind != KindGarbage {
+		t.Errorf("a heal record in a heal record is of kind %d", e.Kind)
+	}
 }
