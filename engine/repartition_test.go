@@ -243,6 +243,7 @@ func month(t *testing.T) *service {
 		w.put(fmt.Sprintf("once-%d", i), fmt.Sprintf(`{"schedule":"@in %dh","priority":"high","owner":"o%d"}`, 6*(i+1), i%2))
 		w.put(fmt.Sprintf("idle-%d", i), `{}`)
 	}
+	w.put("june", `{"schedule":"0 0 1 6 *"}`)
 	for range 50 {
 		w.now += hour
 		w.tick(1000, false)
@@ -396,6 +397,7 @@ func TestRepartitionUneven(t *testing.T) {
 		w.put(id(1, "quiet", i), `{"schedule":"@in 2s"}`)
 	}
 	w.put(id(1, "gone", 0), `{"schedule":"@in 1s"}`)
+	w.put(id(1, "over", 0), `{"schedule":"@every 1s"}`)
 	for range 3 {
 		w.now += 1000
 		w.tick(1000, false)
@@ -404,6 +406,8 @@ func TestRepartitionUneven(t *testing.T) {
 		w.do(KindDelete, "delete", id(0, "gone", i), "")
 	}
 	w.do(KindDelete, "delete", id(1, "gone", 0), "")
+	w.now += 500
+	w.put(id(1, "over", 0), `{"schedule":"@every 1s","end":"2026-01-01T00:00:01Z"}`) // which has yet to be announced
 	other := w.repartitioned(1, carillon.Selection{}, true)
 	m := other.ms[0]
 	if last := m.tombstoneQueue[len(m.tombstoneQueue)-1]; last.id != id(1, "gone", 0) {
@@ -418,6 +422,23 @@ func TestRepartitionUneven(t *testing.T) {
 		if _, ok := m.Job(id(1, "quiet", i), nil); !ok {
 			t.Errorf("%s is gone", id(1, "quiet", i))
 		}
+	}
+	if n := len(other.fired); !strings.Contains(other.fired[n-1], carillon.EventCompleted) {
+		t.Errorf("the last of the outputs %q does not announce the completed job", other.fired)
+	}
+	for i := range c.CompletedMax {
+		other.put(fmt.Sprint("new-", i), `{"schedule":"@in 1s"}`)
+	}
+	other.now += 1000
+	other.tick(1000, false)
+	page, _, _ := m.Page(&carillon.ListRequest{}, "", 1000, 1000, nil)
+	for i := range page {
+		if !strings.HasPrefix(page[i].ID, "new-") {
+			t.Errorf("%s is there after %d others have completed", page[i].ID, c.CompletedMax)
+		}
+	}
+	if len(page) != c.CompletedMax {
+		t.Errorf("%d of %d new ones are there", len(page), c.CompletedMax)
 	}
 }
 
@@ -556,6 +577,12 @@ func (w *service) quiet() {
 // Partitions stood at different times. What came due since the earliest time of those in which something was due is missed; the
 // times of the others do not matter.
 func TestRepartitionTime(t *testing.T) {
+	for _, in := range [][3]int{{1, 2, 3}, {3, 2, 0}} {
+		t.Run(fmt.Sprint(in), func(t *testing.T) { testRepartitionTime(t, in[0], in[1], in[2]) })
+	}
+}
+
+func testRepartitionTime(t *testing.T, far, due, ready int) {
 	w := newService(t, 4)
 	name := func(p int, s string) string {
 		for PartitionOf(s, 4) != p {
@@ -564,18 +591,18 @@ func TestRepartitionTime(t *testing.T) {
 		return s
 	}
 	minute := time.Minute.Milliseconds()
-	w.put(name(1, "far"), `{"schedule":"@in 100h"}`) // nothing due: its time is that of the first tick for ever
+	w.put(name(far, "far"), `{"schedule":"@in 100h"}`) // nothing due: its time is that of the first tick for ever
 	w.tick(10, false)
-	w.put(name(2, "due"), `{"schedule":"@every 1m","misfire":"skip"}`)
-	w.put(name(3, "ready"), `{"schedule":"@in 1m","misfire":"skip"}`)
+	w.put(name(due, "due"), `{"schedule":"@every 1m","misfire":"skip"}`)
+	w.put(name(ready, "ready"), `{"schedule":"@in 1m","misfire":"skip"}`)
 	w.now += minute
-	w.tick(10, false, 2) // fires, and stands here
-	w.tick(0, false, 3)  // ready
+	w.tick(10, false, due)  // fires, and stands here
+	w.tick(0, false, ready) // ready
 	w.now += 500
-	w.tick(0, false, 3)
-	w.put(name(3, "new"), `{"schedule":"@in 1s"}`)
+	w.tick(0, false, ready)
+	w.put(name(ready, "new"), `{"schedule":"@in 1s"}`)
 	w.now += minute + 1000
-	w.tick(0, false, 3) // and this one has missed nothing that partition 2 has not
+	w.tick(0, false, ready) // and this one has missed nothing that the one with something due has not
 	other := w.repartitioned(2, carillon.Selection{}, true)
 	for _, m := range other.ms {
 		if m.to != testEpoch+minute {
@@ -589,7 +616,7 @@ func TestRepartitionTime(t *testing.T) {
 	other.now += minute
 	other.tick(10, false)
 	fired := strings.Join(slices.Sorted(slices.Values(other.fired)), "\n")
-	for _, want := range []string{name(3, "ready") + "@", name(3, "new") + "@", `"reason":"misfire","count":2`} {
+	for _, want := range []string{name(ready, "ready") + "@", name(ready, "new") + "@", `"reason":"misfire","count":2`} {
 		if !strings.Contains(fired, want) {
 			t.Errorf("no %s in\n%s", want, fired)
 		}
@@ -620,7 +647,7 @@ func TestRepartitionRefusals(t *testing.T) {
 	for i := range refused {
 		w.do(KindDelete, "delete", fmt.Sprintf("none-%d", i), "")
 	}
-	told := func(w *service) (total uint64) {
+	told := func(w *service) (total uint64, collapsed int) {
 		w.begin()
 		w.tick(10_000, true)
 		for _, m := range w.ms {
@@ -631,16 +658,20 @@ func TestRepartitionRefusals(t *testing.T) {
 					t.Fatal(err)
 				}
 				total += e.Count
+				if e.Job == "" {
+					collapsed++
+				}
 				if p := PartitionOf(e.Job, len(w.ms)); e.Job != "" && p != m.partition {
 					t.Errorf("%s belongs to partition %d, and %d tells of it", e.Job, p, m.partition)
 				}
 			}
 		}
-		return total
+		return total, collapsed
 	}
 	for _, partitions := range []int{1, 2, 5} {
-		if n := told(w.repartitioned(partitions, carillon.Selection{}, true)); n != refused {
-			t.Errorf("%d partitions tell of %d refusals, there were %d", partitions, n, refused)
+		n, collapsed := told(w.repartitioned(partitions, carillon.Selection{}, true))
+		if n != refused || collapsed != min(partitions, len(w.ms)) {
+			t.Errorf("%d partitions tell of %d refusals, there were %d; and %d times of many at once", partitions, n, refused, collapsed)
 		}
 	}
 }
