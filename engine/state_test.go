@@ -110,6 +110,27 @@ func TestRestoredMonth(t *testing.T) {
 	}
 }
 
+// Outputs that are stored elsewhere are left out of a new stream; no output is that was not made, and none comes back.
+func TestOnNewStreams(t *testing.T) {
+	f := newFeed(t)
+	f.put("job", `{"schedule":"@every 1s"}`)
+	for range 3 {
+		f.now += 1000
+		f.tick(1)
+	}
+	f.tick(0)
+	f.m.outbox.acked.Output = 1
+	for stored, want := range []uint64{1, 1, 2, 3, 3} {
+		s, err := ReadState(f.m.appendState(nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err = ReadState(s.OnNewStreams(uint64(stored))); err != nil || s.machine.outbox.acked != (Acked{Output: want}) {
+			t.Errorf("stored elsewhere are %d of %d: it goes on after %+v, want %d: %v", stored, s.Made, s.machine.outbox.acked, want, err)
+		}
+	}
+}
+
 func TestReadStateRefuses(t *testing.T) {
 	whole := newFeed(t).m.appendState(nil)
 	for n := range whole {
