@@ -297,6 +297,15 @@ func TestOutcomesShareThePayload(t *testing.T) {
 	if payload("b7") == last {
 		t.Error("a tick does not let go of it")
 	}
+	var pack []PackedJob // all of one put
+	for _, id := range []string{"c0", "c1", "c2"} {
+		body := fmt.Sprintf(`"%s%0*d"`, id, 100<<10-len(id)-2, 0)
+		pack = append(pack, Pack(&carillon.Job{ID: id, Payload: []byte(body), Form: carillon.PayloadJSON}, nil, ""))
+	}
+	f.apply(&Entry{Kind: KindImport, Pack: pack})
+	for _, id := range []string{"c0", "c1", "c2", "c1", "c0"} {
+		payload(id)
+	}
 }
 
 // If jobs were read ahead, the machine does not read its table; and it no longer trusts what was read once that is old.
