@@ -117,6 +117,9 @@ func TestForcedFiresLeaveInOrder(t *testing.T) {
 		t.Errorf("%d wait, and they were moved", len(waits))
 	}
 	m.unlistForced(slot, 3) // as none does
+	if waits := m.forcedBy[slot]; !slices.Equal(waits, []uint64{2}) {
+		t.Errorf("%d wait, want 2", waits)
+	}
 	m.unlistForced(slot, 2)
 	if waits, ok := m.forcedBy[slot]; ok {
 		t.Errorf("%d are left", len(waits))
