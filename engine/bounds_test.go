@@ -477,6 +477,11 @@ func TestTombstonesAreBounded(t *testing.T) {
 	if f.m.tombstoneQueue[0] != f.m.tombstones["first"] || !slices.Contains(f.m.tombstoneQueue, f.m.tombstones["again"]) {
 		t.Error("a tombstone is not in the list")
 	}
+	f.now += f.m.claim.RetentionMS
+	fireAndDelete("last")
+	if len(f.m.tombstones) != 1 || len(f.m.tombstoneQueue) != 1 {
+		t.Errorf("once the others' time is over there are %d tombstones, and %d in the list", len(f.m.tombstones), len(f.m.tombstoneQueue))
+	}
 }
 
 // The listener hears of each skip, with its reason.
