@@ -498,8 +498,57 @@ func TestRestoredGone(t *testing.T) {
 	if len(want) != 5 || !slices.Equal(got, want) {
 		t.Errorf("repartitioned are %q, want %q", got, want)
 	}
+	none := w.repartitionedFrom(views, 1, carillon.Selection{Owner: "nobody"}, true) // which looks at all specs
+	if s := none.ms[0].Stats(); s.Jobs != 0 {
+		t.Errorf("%d jobs of nobody are restored", s.Jobs)
+	}
 	if want = slices.DeleteFunc(want, func(id string) bool { return id == "once-0" }); !slices.Equal(extracted, want) {
 		t.Errorf("extracted are %q, want %q", extracted, want)
+	}
+}
+
+// A completed job that is gone once it is announced goes along until then.
+func TestRestoredUntold(t *testing.T) {
+	w := newService(t, 1)
+	jobs := []string{"a", "b", "c", "d"}
+	for _, id := range jobs {
+		w.put(id, `{"schedule":"@every 1s"}`)
+	}
+	w.now += 1000
+	w.tick(100, false)
+	w.tick(0, false)
+	c := Rules()
+	c.Node, c.RetentionMS, c.CompletedMax = "n", 40*time.Hour.Milliseconds(), 1
+	w.apply(w.ms[0], &Entry{Kind: KindClaim, Claim: c})
+	for _, id := range jobs {
+		w.put(id, `{"schedule":"@every 1s","end":"2026-01-01T00:00:01Z"}`)
+	}
+	other := w.repartitioned(2, carillon.Selection{}, true)
+	other.begin()
+	other.tick(100, false)
+	if len(other.fired) != len(jobs) || strings.Count(strings.Join(other.fired, ""), carillon.EventCompleted) < len(jobs) {
+		t.Errorf("outputs are %q, want that %d jobs are completed", other.fired, len(jobs))
+	}
+}
+
+// Outputs that were stored are not published again, although the checkpoint still has some.
+func TestRestoredStored(t *testing.T) {
+	w := newService(t, 1)
+	s := saved{m: w.ms[0]}
+	w.put("job", `{"schedule":"@every 1s"}`)
+	for range 3 {
+		w.now += 1000
+		w.tick(100, false)
+		if err := s.checkpoint(100); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(decoded(encoded(s.table.View())).rooms[roomOutputs]); n != 2 {
+		t.Fatalf("the checkpoint has %d outputs, want one that is stored and one that is not", n)
+	}
+	other := w.repartitionedFrom([]memtable.View{s.table.View()}, 2, carillon.Selection{}, true)
+	if other.listen(); len(other.fired) != 1 || !strings.Contains(other.fired[0], fmt.Sprint("job@", w.now)) {
+		t.Errorf("%q are to be published, want the last one", other.fired)
 	}
 }
 
