@@ -76,6 +76,39 @@ func TestPageIsBounded(t *testing.T) {
 	}
 }
 
+// Pages leave out no job, also where the table still has jobs that were deleted, and where an id is the prefix that is looked for.
+func TestPageAfterDeletes(t *testing.T) {
+	f := newFeed(t)
+	s := saved{m: f.m}
+	var want []string
+	for i := range 50 {
+		want = append(want, fmt.Sprintf("job-%03d", i))
+		f.put(want[i], `{"schedule":"@every 1h"}`)
+	}
+	m := s.opened(t)["cold"]
+	f.m = m
+	for _, id := range want[:10] {
+		if err := f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m.lookUp(want[45])
+	var got []string
+	for after, more := "", true; more; {
+		var page []carillon.JobReply
+		page, after, more = m.Page(&carillon.ListRequest{}, after, 20, 20, nil)
+		for i := range page {
+			got = append(got, page[i].ID)
+		}
+	}
+	if !slices.Equal(got, want[10:]) {
+		t.Errorf("pages have %d jobs: %v", len(got), got)
+	}
+	if page, _, _ := m.Page(&carillon.ListRequest{Selection: carillon.Selection{Prefix: want[20]}}, "", 20, 20, nil); len(page) != 1 || page[0].ID != want[20] {
+		t.Errorf("of %s is listed %+v", want[20], page)
+	}
+}
+
 // A page of large jobs ends where it is full.
 func TestPageFills(t *testing.T) {
 	f := newFeed(t)
