@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -60,6 +61,34 @@ func TestSurvey(t *testing.T) {
 		}
 		if missing := s.Missing(); !slices.Equal(missing, c.missing) || len(s.Foreign) != c.foreign {
 			t.Errorf("%s: missing %v, want %v; %d foreign, want %d", name, missing, c.missing, len(s.Foreign), c.foreign)
+		}
+	}
+}
+
+// Where a stream whose messages were linked ends is told by its last output, or if that is not known, by its last sequence.
+func TestLastStored(t *testing.T) {
+	m := New(Layout{Prefix: "carillon", Partitions: 1}, 0)
+	for n := range int64(9) {
+		m.outbox.add(Output{Job: "j", Scheduled: n + 1, Due: n + 1})
+	}
+	m.outbox.trim(Acked{2, 12})
+	for _, c := range []struct {
+		end    StreamEnd
+		number uint64
+		err    error
+	}{
+		{StreamEnd{LastSeq: 11}, 0, ErrBehind},
+		{StreamEnd{LastSeq: 12}, 2, nil},
+		{StreamEnd{LastSeq: 15}, 5, nil},
+		{StreamEnd{LastSeq: 19}, 9, nil},
+		{StreamEnd{LastSeq: 20}, 0, ErrAhead},
+		{StreamEnd{LastSeq: 40, Number: 1}, 0, ErrBehind},
+		{StreamEnd{LastSeq: 40, Number: 2}, 2, nil},
+		{StreamEnd{LastSeq: 40, Number: 9}, 9, nil},
+		{StreamEnd{LastSeq: 40, Number: 10}, 0, ErrAhead},
+	} {
+		if number, err := m.LastStored(c.end); number != c.number || !errors.Is(err, c.err) {
+			t.Errorf("%+v: output %d, %v; want %d, %v", c.end, number, err, c.number, c.err)
 		}
 	}
 }
