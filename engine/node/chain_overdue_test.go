@@ -62,6 +62,7 @@ func TestLateAcrossElections(t *testing.T) {
 		leader streams.Leader
 		late   uint64
 		silent time.Duration // since when no message has been answered
+		lost   bool          // the chain, meanwhile
 		err    error
 		want   verdict
 		lostBy error
@@ -71,6 +72,7 @@ func TestLateAcrossElections(t *testing.T) {
 		"the same":          {leader: streams.Leader{Name: "a", Since: "2"}, late: 1, want: giveUp, lostBy: errElected},
 		"none, for long":    {leader: streams.Leader{Name: "a", Since: "1"}, late: 1, silent: 2 * overdueMost, want: giveUp, lostBy: errNoAnswer},
 		"all were answered": {leader: streams.Leader{Name: "a", Since: "2"}, want: goOn},
+		"lost already":      {leader: streams.Leader{Name: "a", Since: "1"}, late: 1, lost: true, want: giveUp},
 		"no answer":         {leader: streams.Leader{Name: "b", Since: "2"}, late: 1, err: streams.ErrDisconnected, want: waitOn},
 	} {
 		n := &Node{log: slog.New(slog.DiscardHandler), meters: newMeters(nil)}
@@ -81,6 +83,9 @@ func TestLateAcrossElections(t *testing.T) {
 		p.overdue.none, p.overdue.all = now, now
 		if look.silent > 0 {
 			p.overdue.since = now.Add(-look.silent)
+		}
+		if look.lost {
+			p.chain.Lose()
 		}
 		if got := n.judgeAnswers(p, streams.Info{Leader: look.leader}, 0, look.err); got != look.want {
 			t.Errorf("%s: the verdict is %d, want %d", name, got, look.want)

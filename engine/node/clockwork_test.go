@@ -250,11 +250,18 @@ func TestAnswerThatDoesNotCome(t *testing.T) {
 		late, lost bool
 	}{{streams.ErrLate, true, false}, {streams.ErrTimeout, false, true}} {
 		n, p := chainOf(t, nil)
-		n.acked(p, p.run+1, 1, nil)
+		before := p.run
+		p.overdue.tell(1)
+		n.resumeChain(p, 0, 0, []engine.Output{{Number: 1, Kind: engine.OutputEvent}}, 0)
+		if p.overdue.upTo != 0 || p.resumed.IsZero() {
+			t.Errorf("once it is resumed, late is what is stored up to %d; when that was is known: %t", p.overdue.upTo, !p.resumed.IsZero())
+		}
+		p.chain.Next(1)
+		n.acked(p, before, 1, nil)
 		if stored := p.chain.Stored(); stored.Seq != 0 {
 			t.Errorf("an ack of another run of the chain counts: stored is %+v", stored)
 		}
-		n.acked(p, p.run+1, 0, c.err)
+		n.acked(p, before, 0, c.err)
 		if p.overdue.upTo != 0 || p.chain.Lost() {
 			t.Errorf("%v counts for another run of the chain", c.err)
 		}

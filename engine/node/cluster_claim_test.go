@@ -308,7 +308,7 @@ func TestClaimLate(t *testing.T) {
 	if p.mayClaim() {
 		t.Error("a claim on its way does not count")
 	}
-	m, err := claims.NextMsg(time.Minute)
+	first, err := claims.NextMsg(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,6 +317,9 @@ func TestClaimLate(t *testing.T) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		return p.claimable.Sub(p.claimed)
+	}
+	if d := waits(); d != claimLate {
+		t.Errorf("the second claim is due after %s, want %s", d, claimLate)
 	}
 	for _, want := range []time.Duration{claimLateAll, claimLateAll} {
 		n.claim(p)
@@ -329,13 +332,18 @@ func TestClaimLate(t *testing.T) {
 			t.Errorf("the next claim is due after %s, want %s", d, want)
 		}
 	}
-	if _, err = claims.NextMsg(time.Minute); err == nil {
-		m, err = claims.NextMsg(time.Minute) // the last one
-	}
+	_, err = claims.NextMsg(time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Respond([]byte(`{"stream":"CARILLON_LOG","seq":7}`)); err != nil {
+	last, err := claims.NextMsg(time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Respond([]byte(`{"error":{"code":503,"err_code":10077,"description":"maximum messages exceeded"}}`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := last.Respond([]byte(`{"stream":"CARILLON_LOG","seq":7}`)); err != nil {
 		t.Fatal(err)
 	}
 	epoch := func() uint64 {
@@ -344,6 +352,9 @@ func TestClaimLate(t *testing.T) {
 		return p.owner.Epoch
 	}
 	natstest.Eventually(t, "the answer counts", func() bool { return epoch() == 7 })
+	if d := waits(); d != claimLateAll {
+		t.Errorf("after a refusal of the first claim the next one is due %s after the last, want %s", d, claimLateAll)
+	}
 	claim := engine.Rules()
 	claim.Node = n.o.Name
 	e := n.layout.Decode(&engine.Record{Seq: 7, Time: 7, Subject: n.layout.LogSubject(0, "claim"), Data: claim.Encode()})

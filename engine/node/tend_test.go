@@ -123,6 +123,17 @@ func TestDurableIsSynced(t *testing.T) {
 	write("something that nobody waits for")
 	sync(stored, 2)
 
+	// What a lost chain took for stored may not be.
+	next := engine.Acked{Output: 8, Seq: 11}
+	p.chain.Resume(next.Seq, next.Output, nil)
+	write("and output 8")
+	sync(stored, 3)
+	p.chain.Resume(next.Seq+1, next.Output+1, nil)
+	p.chain.Lose()
+	write("and perhaps output 9")
+	sync(next, 4)
+	sync(next, 4)
+
 	// A sync that fails ends the run, as a failed sync of the local stores does: the node starts again in place.
 	if err := os.Symlink("2.blk", filepath.Join(filepath.Dir(block), "2.blk")); err != nil { // a link to itself
 		t.Fatal(err)
