@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -131,7 +132,11 @@ func (n *Node) neededElsewhere() uint64 {
 	if !n.knowsOthers() {
 		return 0
 	}
-	v := n.view()
+	return n.neededBy(n.view())
+}
+
+// neededBy is neededElsewhere by a view.
+func (n *Node) neededBy(v cluster.View) uint64 {
 	needed := n.neededToFollow(v)
 	if !n.logUsage.mustFree() {
 		for i := range v.Silent {

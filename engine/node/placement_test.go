@@ -110,6 +110,14 @@ func TestPlacement(t *testing.T) {
 		t.Errorf("who follows all keeps what is above %d for others", got)
 	}
 
+	w = cluster.View{Members: append(slices.Clone(v.Members), beat("a", 10)), Silent: []cluster.Beat{beat("d", 50)}}
+	for held, want := range map[uint64]uint64{4: 50, 5: 70, 6: 70, 7: math.MaxUint64 - 1} {
+		n.logUsage.update(streams.Info{Bytes: held, MaxBytes: 8, First: 99_001}, 0)
+		if got := n.neededBy(w); got != want {
+			t.Errorf("with %d eighths of the stream in use what is above %d is kept for others, want %d", held, got, want)
+		}
+	}
+
 	// While a checkpoint was waited for, the nodes on which the partition is placed may have died.
 	if err := n.unfollow(t.Context(), n.partitions[2]); err != nil || !n.partitions[2].follows.Load() {
 		t.Errorf("a partition that nobody else follows is given up: %v", err)
