@@ -172,6 +172,12 @@ func TestRepliesInVain(t *testing.T) {
 	a.deadlines[0].at = time.Now()
 	a.mu.Unlock()
 	inVain(<-a.told, "in time")
+	a.mu.Lock()
+	left := len(a.deadlines)
+	a.mu.Unlock()
+	if left > 0 {
+		t.Errorf("%d deadlines are left", left)
+	}
 	a.await(2, a.done)
 	a.stop()
 	inVain(<-a.told, "stops")

@@ -68,8 +68,13 @@ func TestSurveyWhileMessagesGo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.chain.Watch(true)
+	p.durable, p.settling = engine.Acked{Output: 3, Seq: 3}, engine.Acked{Output: 7, Seq: 7}
 	if err := survey(before); err != nil {
 		t.Errorf("a stream that stays as it is: %v", err)
+	}
+	if p.chain.Watched() || p.settling != p.durable { // all of its messages are foreign
+		t.Errorf("foreign messages are there, the chain relies on hearing of them: %t, and %+v is to be durable", p.chain.Watched(), p.settling)
 	}
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -139,6 +144,10 @@ func TestPublishedOnceClaimed(t *testing.T) {
 		notify(p.begun) // nobody waited then
 		if d := resync(); d != resumePauseMin {
 			t.Errorf("one after that came %s later, want %s", d, resumePauseMin)
+		}
+		p.resumed = time.Now().Add(-resumePauseMax - 1)
+		if d := resync(); d != 0 {
+			t.Errorf("one of a chain that had long been resumed came %s later", d)
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/wal"
 )
 
 // bursting is a node with two partitions: in old a checkpoint may be due, and in burst jobs that are due may wait.
@@ -108,6 +109,40 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 			t.Error("it waits for a partition that has stopped")
 		}
 	})
+}
+
+// A checkpoint makes the one before it the older one. From then on no other is due, by the log's length or by age, and nobody waits for one.
+func TestCheckpointIsNoted(t *testing.T) {
+	n := &Node{o: Options{Data: t.TempDir(), CheckpointBytes: 1000, CheckpointEvery: time.Hour}.withDefaults(), layout: engine.Layout{Prefix: "carillon", Partitions: 1}, meters: newWeb().meters}
+	n.log = n.o.Logger
+	n.clock.begin(false)
+	openLocal(t, n)
+	p := &partition{machine: engine.New(n.layout, 0), table: table{saved: n.jobTable}}
+	p.machine.Attach(&p.table)
+	t.Cleanup(func() {
+		if err := p.table.close(); err != nil {
+			t.Error(err)
+		}
+	})
+	p.follows.Store(true)
+	n.partitions = []*partition{p}
+	for before, applied := range []uint64{10, 20, 30} {
+		n.applied.Store(applied)
+		n.logUsage.count([]wal.Record{{Seq: applied, Data: make([]byte, 1000)}})
+		p.checkpointAt.Store(int64(n.clock.running() - n.o.CheckpointEvery))
+		if !n.checkpointLong(p) || !n.checkpointOld(p) {
+			t.Fatal("no checkpoint is due")
+		}
+		if err := n.takeCheckpoint(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		if newest, older := p.checkpoint.Load(), p.older.Load(); newest != applied || older != uint64(before*10) {
+			t.Errorf("the newest checkpoint is at %d, want %d, and the older one at %d, want %d", newest, applied, older, before*10)
+		}
+		if n.checkpointLong(p) || n.checkpointOld(p) || p.checkpointWaiters.Load() > 0 {
+			t.Errorf("another is due: the log is long %t, it is old %t, %d wait", n.checkpointLong(p), n.checkpointOld(p), p.checkpointWaiters.Load())
+		}
+	}
 }
 
 // Of its share of memory a partition may use three quarters before a checkpoint is urgent, and all of it while a burst drains.

@@ -12,6 +12,7 @@ import (
 	"github.com/carillon-scheduler/carillon/engine/embedded"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/alarm"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // A tick allows no more outputs than the outbox has space for, however large they are. Small ones have the whole window.
@@ -141,6 +142,27 @@ func TestTickOnceThereIsRoom(t *testing.T) {
 	}
 	if got := sent(); got != 2 {
 		t.Errorf("%d ticks are sent before the one that makes outputs can have come back", got)
+	}
+}
+
+// A tick that the log has taken is known to be stored. It is not waited for any more when nothing is due, nor when other nodes have taken all
+// partitions: this node would count as stuck.
+func TestTickIsNotWaitedFor(t *testing.T) {
+	_, s := openStreams(t)
+	layout := engine.Layout{Prefix: "carillon", Partitions: 1}
+	p := &partition{machine: engine.New(layout, 0), chain: engine.NewChain()}
+	n := &Node{o: Options{OutboxMax: 1 << 20}, layout: layout, streams: s, partitions: []*partition{p}, alarm: newAlarm(t), meters: newMeters(nil)}
+	ticks, long := []engine.Tick{{To: 1, Epoch: 1, Limit: 1}}, time.Now().Add(-time.Hour)
+	for _, epoch := range []uint64{1, 0} {
+		n.ticking.start(ticks, long)
+		if err := n.sendTicks(ticks, long); err != nil {
+			t.Fatal(err)
+		}
+		natstest.Eventually(t, "it is known to be stored", n.ticking.stored)
+		p.owner.Epoch = epoch
+		if n.tick(10_000); n.ticking.failingFor(time.Now()) > 0 {
+			t.Errorf("under epoch %d a tick is waited for", epoch)
+		}
 	}
 }
 

@@ -9,6 +9,18 @@ import (
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
+// What a partition needs that is being taken or given up is not cut.
+func TestLogOfPartitionsOnTheMove(t *testing.T) {
+	n := &Node{partitions: []*partition{{}, {}}}
+	n.applied.Store(10)
+	for needs, want := range map[uint64]uint64{0: 11, 5: 6} {
+		n.partitions[1].needs.Store(needs)
+		if got, err := n.needed(); err != nil || got != want {
+			t.Errorf("one partition needs what is above %d: the log is needed from %d on, want %d (%v)", needs, got, want, err)
+		}
+	}
+}
+
 // What the local log keeps of the past is given up for room to fire, too: then there is no checkpoint any more after which it would be.
 func TestKeptLogMakesRoomToFire(t *testing.T) {
 	const last, older, newest = 10, 5, 8
