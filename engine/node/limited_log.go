@@ -30,6 +30,7 @@ type limitedLogs struct {
 	resumes               limitedLog // resumed chains
 	endUnknown            limitedLog // an output stream does not say how far it is
 	resets                limitedLog // the reader starts over
+	trims                 limitedLog // the log stream could not be cut: while it is over half full, ten attempts a second
 	misrouted             limitedLog // records of the log that concern no partition
 	unfollowed            limitedLog // a partition that is placed here could not be taken from another node
 	refusals              limitedLog // refused credentials, one with each attempt to connect

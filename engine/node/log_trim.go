@@ -45,7 +45,7 @@ func (n *Node) trim(ctx context.Context) error {
 		_, err = n.queryLog(ctx)
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
-		n.log.Warn("the log stream was not trimmed; it will be at the next checkpoint", "error", err)
+		n.limitedLogs.trims.warn(n.log, "the log stream was not trimmed; it will be at the next checkpoint", "error", err)
 	}
 	return nil
 }
