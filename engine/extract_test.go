@@ -53,8 +53,12 @@ func (w *service) importJobs(jobs []carillon.ImportJob) {
 		j := &jobs[i]
 		p := Pack(&j.Job, nil, "")
 		p.Paused, p.IfAbsent, p.State = j.Paused, j.IfAbsent, StateOf(j.State)
+		pack, err := DecodePack(EncodePack([]PackedJob{p}))
+		if err != nil {
+			w.t.Fatalf("%s: %v", j.Job.ID, err)
+		}
 		w.seq++
-		r, err := w.ms[PartitionOf(j.Job.ID, len(w.ms))].Apply(&Entry{Seq: w.seq, Time: w.now, Kind: KindImport, Pack: []PackedJob{p}})
+		r, err := w.ms[PartitionOf(j.Job.ID, len(w.ms))].Apply(&Entry{Seq: w.seq, Time: w.now, Kind: KindImport, Pack: pack})
 		if err != nil || r.Jobs[0].Err != nil || !r.Jobs[0].Changed {
 			w.t.Fatalf("%s: %+v, %v", j.Job.ID, r.Jobs, err)
 		}
@@ -67,6 +71,18 @@ func TestExtractMonth(t *testing.T) {
 	w := month(t)
 	w.tick(5000, false) // nothing waits
 	jobs := w.extracted(carillon.Selection{})
+	for _, only := range []carillon.Selection{{Prefix: "cron-1"}, {Owner: "o1"}, {Label: "team=t2"}, {Prefix: "cron-1", Label: "team=t2"}} {
+		want := 0
+		for i := range jobs {
+			if only.Matches(&jobs[i].Job) {
+				want++
+			}
+		}
+		got := w.extracted(only)
+		if len(got) != want || want == 0 || slices.ContainsFunc(got, func(j carillon.ImportJob) bool { return !only.Matches(&j.Job) }) {
+			t.Errorf("%+v: %d of %d jobs, want %d", only, len(got), len(jobs), want)
+		}
+	}
 	other := &service{t: t, seq: w.seq, now: w.now}
 	for p := range 3 {
 		other.ms = append(other.ms, New(Layout{"carillon", 3}, p))

@@ -243,6 +243,7 @@ func month(t *testing.T) *service {
 		w.put(fmt.Sprintf("once-%d", i), fmt.Sprintf(`{"schedule":"@in %dh","priority":"high","owner":"o%d"}`, 6*(i+1), i%2))
 		w.put(fmt.Sprintf("idle-%d", i), `{}`)
 	}
+	w.put("june", `{"schedule":"0 0 1 5 *"}`)
 	w.put("june", `{"schedule":"0 0 1 6 *"}`)
 	for range 50 {
 		w.now += hour
@@ -307,6 +308,19 @@ func TestRepartitionMonth(t *testing.T) {
 			a.Partition, b.Partition = 0, 0
 			if d := cmp.Diff(a, b); d != "" {
 				t.Fatalf("%s (-original +restored):\n%s", id, d)
+			}
+		}
+		for p, m := range other.ms {
+			for _, s := range w.ms { // numbers go on above all that are taken
+				if m.created < s.created || m.armed < s.armed || m.finished < s.finished || m.tombstoned < s.tombstoned {
+					t.Errorf("partition %d has counted to %d, %d, %d and %d", p, m.created, m.armed, m.finished, m.tombstoned)
+				}
+			}
+			held, _ := m.Outbox(m.Acked().Output)
+			for i := range held {
+				if job := held[i].Job; PartitionOf(job, partitions) != p {
+					t.Errorf("partition %d publishes an output of %s", p, job)
+				}
 			}
 		}
 		goOn(t, w, other)
