@@ -28,6 +28,14 @@ func TestOwnerWithoutRoom(t *testing.T) {
 			t.Errorf("%d ms after the last tick, with room for %d: ticks %t, to be asked in %d ms; want %t", c.after, c.room, ticks, wake-now, c.ticks)
 		}
 	}
+	for _, c := range []struct { // its own tick counts before it comes back
+		after int64
+		ticks bool
+	}{{keepAlive, true}, {keepAlive + 1, false}, {2*keepAlive - 1, false}, {2 * keepAlive, true}} {
+		if _, ticks := o.Tick(f.m, ticked+c.after, 0, 0, Acked{}); ticks != c.ticks {
+			t.Errorf("%d ms after the last tick it ticks: %t", c.after, ticks)
+		}
+	}
 	for _, epoch := range []uint64{0, f.seq - 1, f.seq + 1} {
 		if wake := (&Owner{Epoch: epoch}).Wake(f.m, f.now+keepAlive, 0, 1, Acked{}); wake != none {
 			t.Errorf("an owner of epoch %d is to be asked at %d", epoch, wake)
