@@ -91,6 +91,12 @@ func TestLastStored(t *testing.T) {
 			t.Errorf("%+v: output %d, %v; want %d, %v", c.end, number, err, c.number, c.err)
 		}
 	}
+	if held, ok := m.Outbox(2); !ok || len(held) != 7 {
+		t.Errorf("%d outputs are held, %t", len(held), ok)
+	}
+	if _, ok := m.Outbox(1); ok {
+		t.Error("an output that is stored is still held")
+	}
 }
 
 // Behind a stream that is ahead of the machine, and counts as foreign there, the chain goes on with what was not stored.
