@@ -5,6 +5,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/carillon-scheduler/carillon"
 )
 
 // A record that was lost and is put back decodes as before, whatever it was: a command for a job with the name of a kind of records,
@@ -45,5 +47,13 @@ func TestHealed(t *testing.T) {
 	twice := Record{Seq: 9, Subject: layout.LogSubject(AllPartitions, "heal"), Data: EncodeHeal(&nested)}
 	if e := layout.Decode(&twice); e.Kind != KindGarbage {
 		t.Errorf("a heal record in a heal record is of kind %d", e.Kind)
+	}
+}
+
+// A command's request is in the header of that name, whatever others come before it.
+func TestRequestOfARecord(t *testing.T) {
+	r := Record{Seq: 1, Subject: "carillon.log.0.put.a", Header: []Field{{"Carillon-A", "x"}, {carillon.HeaderRequest, "r1"}}}
+	if e := oneOfOne.Decode(&r); e.Request != "r1" {
+		t.Errorf("the request is %q", e.Request)
 	}
 }
