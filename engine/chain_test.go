@@ -98,6 +98,10 @@ func TestChainFreesOutputs(t *testing.T) {
 		}
 		c.Acked(c.Stored().Seq + 60)
 	}
+	c.Lose()
+	if c.Offer(made); len(c.queue) != 0 {
+		t.Errorf("while it is lost it takes %d outputs, which come again when it is resumed", len(c.queue))
+	}
 }
 
 // TestChainWindow fills a window: sending stops at its end, acks are asked for on the way, and FreeWindow is what is left.
