@@ -477,10 +477,12 @@ func TestTombstonesAreBounded(t *testing.T) {
 	if f.m.tombstoneQueue[0] != f.m.tombstones["first"] || !slices.Contains(f.m.tombstoneQueue, f.m.tombstones["again"]) {
 		t.Error("a tombstone is not in the list")
 	}
-	f.now += f.m.claim.RetentionMS
+	f.now += f.m.claim.RetentionMS / 2
+	fireAndDelete("again")
+	f.now += f.m.claim.RetentionMS / 2
 	fireAndDelete("last")
-	if len(f.m.tombstones) != 1 || len(f.m.tombstoneQueue) != 1 {
-		t.Errorf("once the others' time is over there are %d tombstones, and %d in the list", len(f.m.tombstones), len(f.m.tombstoneQueue))
+	if len(f.m.tombstones) != 2 || f.m.tombstones["again"] == nil || len(f.m.tombstoneQueue) != 2 {
+		t.Errorf("once the earlier ones' time is over there are %d tombstones, and %d in the list", len(f.m.tombstones), len(f.m.tombstoneQueue))
 	}
 }
 
@@ -662,5 +664,31 @@ func TestCountingIsBounded(t *testing.T) {
 		if f.m.counting.Len() < moveStep {
 			t.Fatalf("%s: only %d jobs are being counted", name, f.m.counting.Len())
 		}
+	}
+}
+
+// What leaves the queues by a command is no longer counted there: else the wheels would wait for it for ever.
+func TestTalliesOfCommands(t *testing.T) {
+	f := newFeed(t)
+	jobs := []string{"a", "b", "c", "d"}
+	for _, id := range jobs {
+		f.put(id, `{"schedule":"* * * * * *"}`)
+	}
+	f.tick(0) // the first fires are ready
+	if n := f.m.readyOf.jobs[rankNormal]; n != len(jobs) {
+		t.Fatalf("%d jobs are ready", n)
+	}
+	f.tick(len(jobs))
+	f.now += 2 * countTurns * countSteps * 1000
+	f.tick(1) // counts some of what they missed
+	if n := f.m.countingOf.jobs[rankNormal]; n == 0 {
+		t.Fatal("no missed fires are being counted")
+	}
+	f.apply(&Entry{Kind: KindDelete, Verb: "delete", Job: "a"})
+	f.apply(&Entry{Kind: KindPause, Verb: "pause", Job: "b"})
+	f.put("c", `{}`)
+	f.put("d", `{"schedule":"@in 1h","priority":"high"}`)
+	if n := f.m.ready.Len() + f.m.counting.Len(); n != 0 || f.m.readyOf != (tally{}) || f.m.countingOf != (tally{}) {
+		t.Errorf("%d turns are left; ready are %+v, being counted %+v", n, f.m.readyOf, f.m.countingOf)
 	}
 }
