@@ -496,6 +496,21 @@ func TestReadyAheadOfTicks(t *testing.T) {
 	}
 }
 
+// Nor does a job whose turn is ready within a tick's lead, ahead of all records.
+func TestReadyAheadOfRecords(t *testing.T) {
+	f := newFeed(t)
+	f.put("i", `{"schedule":"@in 5ms"}`)
+	f.put("j", `{"schedule":"@in 5ms"}`)
+	f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now + 10, Epoch: 1, Limit: 1}}})
+	s := saved{m: f.m}
+	for what, m := range s.opened(t) {
+		g := feed{t: t, m: m, seq: f.seq, now: f.now}
+		if n := g.tick(100); n != 1 {
+			t.Errorf("%s: %d outputs after the first", what, n)
+		}
+	}
+}
+
 // How large outputs can be is known of fires with a payload of their own, and of jobs that are on disk it is not less than it can be.
 func TestLargestOutput(t *testing.T) {
 	const large = 64 << 10
@@ -523,5 +538,8 @@ func TestLargestOutput(t *testing.T) {
 	}
 	if n := cold.LargestOutput(f.now); n < large {
 		t.Errorf("%d bytes where a job of %d is on disk", n, large)
+	}
+	if n := open(t, f.m, s.table.View()).LargestOutput(f.now); n < large {
+		t.Errorf("%d bytes where a job of %d is in memory", n, large)
 	}
 }
