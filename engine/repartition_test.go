@@ -243,6 +243,16 @@ func month(t *testing.T) *service {
 		w.put(fmt.Sprintf("once-%d", i), fmt.Sprintf(`{"schedule":"@in %dh","priority":"high","owner":"o%d"}`, 6*(i+1), i%2))
 		w.put(fmt.Sprintf("idle-%d", i), `{}`)
 	}
+	for p, m := range w.ms { // one record for each partition
+		var pack []PackedJob
+		for i := range 40 {
+			job := carillon.Job{ID: fmt.Sprintf("pack-%d", i), Schedule: fmt.Sprintf("@every %dh", 5+i), Owner: fmt.Sprint("o", i%2)}
+			if PartitionOf(job.ID, len(w.ms)) == p {
+				pack = append(pack, Pack(&job, nil, ""))
+			}
+		}
+		w.apply(m, &Entry{Kind: KindImport, Pack: pack})
+	}
 	w.put("june", `{"schedule":"0 0 1 5 *"}`)
 	w.put("june", `{"schedule":"0 0 1 6 *"}`)
 	for range 50 {
