@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -248,5 +249,17 @@ func TestPutBackTwice(t *testing.T) {
 	}
 	if made := f.m.Made(); made != 2+10+2 {
 		t.Errorf("%d outputs were made; want 2 and 10 triggers, and twice an event", made)
+	}
+}
+
+func TestStateOf(t *testing.T) {
+	at := func(ms int64) time.Time { return time.UnixMilli(ms) }
+	skip := carillon.Skip
+	got := StateOf(&carillon.JobState{Version: 2, Accepted: at(3), From: at(4), Last: at(5), Fires: 6, Skipped: 7, Missed: &skip})
+	if want := (JobState{2, 3, 4, 5, 6, 7, policyOf(carillon.Skip)}); *got != want {
+		t.Errorf("got %+v, want %+v", *got, want)
+	}
+	if got := StateOf(&carillon.JobState{}); *got != (JobState{}) {
+		t.Errorf("of nothing it is %+v", *got)
 	}
 }
