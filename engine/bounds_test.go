@@ -547,6 +547,7 @@ func TestDigest(t *testing.T) {
 		{tick(1), "b3042eb02f0b912d"},
 		{tick(2), "9c32c3a519826209"},
 		{tick(9), "26017d1c284c123b"},
+		{&Entry{Kind: KindPut, Verb: "put", Job: "a", Body: []byte(`{"schedule":"@every 1ms"}`)}, "26017d1c284c123b"}, // changes nothing
 	} {
 		if f.apply(c.e); fmt.Sprintf("%016x", f.m.digest) != c.want {
 			t.Errorf("after a record of kind %d it is %016x, and was %s", c.e.Kind, f.m.digest, c.want)
