@@ -59,6 +59,33 @@ func TestGoneIsGone(t *testing.T) {
 	}
 }
 
+// A job that is gone stays gone, whatever a later claim says; here all are still in memory.
+func TestGoneForGood(t *testing.T) {
+	for _, c := range []struct {
+		retention int64 // of the claim between
+		kept      int
+	}{{1000, 100}, {3_600_000, 0}} {
+		f := newFeed(t)
+		f.m.SetBounds(Bounds{Moves: 100, Ready: 100, ReadyBytes: DefaultBounds.ReadyBytes})
+		f.put("first", `{"schedule":"@in 1s"}`)
+		f.put("job", `{"schedule":"@in 1s"}`)
+		f.now += 1000
+		f.tick(100)
+		f.now += 2000
+		later := f.m.claim
+		later.CompletedMax = 1
+		between := later
+		between.RetentionMS, between.CompletedMax = c.retention, c.kept
+		for _, claim := range []Claim{between, later} {
+			f.apply(&Entry{Kind: KindClaim, Claim: claim})
+			f.apply(&Entry{Kind: KindTick, Ticks: []Tick{{To: f.now, Epoch: f.seq}}})
+			if _, ok := f.m.Job("job", nil); ok || f.m.Stats().Completed != 2 {
+				t.Errorf("after a retention of %d ms and %d jobs, under %+v, it is there: %t, %+v", c.retention, c.kept, claim, ok, f.m.Stats())
+			}
+		}
+	}
+}
+
 // A job that completes as it is put, and whose retention is over before that is announced, is freed then.
 func TestGoneOnceAnnounced(t *testing.T) {
 	f := newFeed(t)
