@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"errors"
 	"net"
 	"strconv"
 	"syscall"
@@ -25,6 +26,29 @@ func TestSilentAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Close()
+}
+
+// What a connection has not sent when it is closed is discarded, and the server sees that it was reset. Otherwise the system would go on trying
+// to send it, and a command that its sender has long repeated elsewhere would be carried out once more.
+func TestUnsentIsDiscarded(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := dialer{}.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	accepted, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer accepted.Close()
+	c.Close()
+	if _, err := accepted.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the server sees %v", err)
+	}
 }
 
 // silent makes an address silent to those who connect, like that of a machine without power: by a socket with a full backlog.

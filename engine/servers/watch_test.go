@@ -27,6 +27,7 @@ func TestSlowness(t *testing.T) {
 		"one is slow":                 {ages: map[string]time.Duration{"own": well, "b": silent, "c": well}, want: "b", now: []string{"b"}},
 		"one is, another may be":      {ages: map[string]time.Duration{"own": well, "b": silent, "c": doubtful}, want: "none"},
 		"both others":                 {ages: map[string]time.Duration{"own": well, "b": silent, "c": silent}, want: "this node's own network"},
+		"its own, and no other":       {ages: map[string]time.Duration{"own": stallMost + 1}, want: "none"},
 		"its own server":              {ages: map[string]time.Duration{"own": stallMost + 1, "b": well, "c": well}, want: "this node's own network"},
 		"all stall":                   {ages: map[string]time.Duration{"own": silent, "b": silent, "c": silent}, want: "none"},
 		"all may, and one does":       {ages: map[string]time.Duration{"own": doubtful, "b": silent, "c": well}, want: "none"},
@@ -418,4 +419,35 @@ func TestStopConnectsToNoMoreServers(t *testing.T) {
 	if s.Ask(ctx, nc); len(s.all) > 0 {
 		t.Errorf("it connected to %d", len(s.all))
 	}
+}
+
+// All servers that the connection knows of are asked, again and again, and their answers count.
+func TestAsk(t *testing.T) {
+	nc, err := nats.Connect(natstest.Start(t, &server.Options{}).ClientURL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	var w Watch
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		w.Ask(ctx, nc)
+		close(ended)
+	}()
+	defer func() {
+		cancel()
+		<-ended
+	}()
+	good := func() (last time.Time) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, one := range w.all {
+			last = one.lastGood
+		}
+		return last
+	}
+	natstest.Eventually(t, "there is a connection to ask on", func() bool { return !good().IsZero() })
+	connected := good()
+	natstest.Eventually(t, "an answer counts", func() bool { return good().After(connected) })
 }
