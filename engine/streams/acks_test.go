@@ -37,6 +37,17 @@ func answerNext(t *testing.T, hole *nats.Subscription) {
 	}
 }
 
+// The answer to a publish may be in any form of JSON, and have more fields than are needed here, as from the domain behind a leaf node.
+func TestFormsOfAcks(t *testing.T) {
+	for _, form := range []string{
+		`{"stream":"S","seq":7}`, `{"stream":"S","domain":"hub","seq":7}`, `{"stream":"S","seq":7,"duplicate":true}`, `{ "seq": 7, "stream": "S" }`,
+	} {
+		if seq, err := parseAck([]byte(form)); seq != 7 || err != nil {
+			t.Errorf("%s is %d, %v", form, seq, err)
+		}
+	}
+}
+
 // A publish with ReportLate gets ErrLate once if its answer is late, and the answer when it comes. If none comes, it gets ErrTimeout in
 // time.
 func TestLate(t *testing.T) {
@@ -46,6 +57,9 @@ func TestLate(t *testing.T) {
 		err error
 	}
 	m := chained("hole", nil, 0)
+	if m.kind() != awaitPlain {
+		t.Error("one without ReportLate would get ErrLate")
+	}
 	m.ReportLate = true
 	publish := func() <-chan answer {
 		t.Helper()

@@ -179,6 +179,21 @@ func TestReadGathers(t *testing.T) {
 	}
 }
 
+// A batch is delivered when the time is over for which it may grow, also if nothing follows.
+func TestGatheringEnds(t *testing.T) {
+	delivered := 0
+	r := &reader{gather: func() time.Duration { return 1 }, deliver: func(batch []Message) error {
+		delivered += len(batch)
+		return nil
+	}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	m := &nats.Msg{Subject: "carillon.log.0.tick", Reply: "$JS.ACK.CARILLON_LOG.engine.1.1.1.0.0"}
+	if err := r.take(ctx, m, make(chan *nats.Msg)); err != nil || delivered != 1 {
+		t.Errorf("%d were delivered, %v", delivered, err)
+	}
+}
+
 // If a record that was read is gone, while others around it are there, the stream is another one.
 func TestReadBehindDeleted(t *testing.T) {
 	s, nc, _ := fresh(t, Config{Partitions: 1})

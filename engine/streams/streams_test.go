@@ -327,7 +327,8 @@ func TestOpenAgain(t *testing.T) {
 		}
 	}
 	// With UpdateLimits, limits that are given are changed, and others stay.
-	s := open(t, nc, Config{OutMaxBytes: 2 << 20, OutMaxAge: time.Hour, UpdateLimits: true})
+	open(t, nc, Config{OutMaxAge: time.Hour, UpdateLimits: true})
+	s := open(t, nc, Config{OutMaxBytes: 2 << 20, UpdateLimits: true})
 	if out, err := s.Out[2].Info(t.Context()); err != nil || out.MaxAge != time.Hour {
 		t.Errorf("an output stream is bounded by %s, %v", out.MaxAge, err)
 	}
@@ -435,6 +436,9 @@ func TestConfigValidate(t *testing.T) {
 			t.Errorf("%+v: error is %v, want %s", c, err, want)
 		}
 	}
+	if bound := (Config{Partitions: 1, OutMaxBytes: 2 << 20}).outConfig(0).MaxBytes; bound != 2<<20 {
+		t.Errorf("an output stream that is to have 2 MiB is made with %d bytes", bound)
+	}
 	for _, c := range []Config{{}, {LogMaxBytes: -1, OutMaxBytes: -1, OutMaxAge: -1}} {
 		if err := c.Validate(); err != nil {
 			t.Errorf("%+v: %v", c, err)
@@ -520,6 +524,9 @@ func TestChain(t *testing.T) {
 		first, err := o.Get(t.Context(), 1)
 		if err != nil || first.Header.Get("Carillon-Job") != "j" || first.Header.Get(ExpectedLastSequence) != "0" || string(first.Data) != "x" {
 			t.Errorf("async %t: Get: %+v, %v", async, first, err)
+		}
+		if a := o.next(t.Context(), 0, 2); a.err != nil || len(a.batch) != 2 || a.upTo != 2 { // a scan delivers no more
+			t.Errorf("async %t: up to 2 it gives %d, up to %d: %v", async, len(a.batch), a.upTo, a.err)
 		}
 		if info, m, err := s.Out[1].Last(t.Context()); info.Last != 0 || m != nil || err != nil {
 			t.Errorf("async %t: an empty stream's Last: %d, %v, %v", async, info.Last, m, err)
