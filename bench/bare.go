@@ -127,12 +127,12 @@ type bareClient struct {
 }
 
 // startBare starts a bare service for requests that are as long as request. The caller must stop it, even after an error.
-func startBare(e *engine, request []byte) (c *bareClient, err error) {
+func startBare(ctx context.Context, e *engine, request []byte) (c *bareClient, err error) {
 	c = &bareClient{request: request}
 	if c.own, err = makeScratch(e.Data); err != nil {
 		return c, fmt.Errorf("bench: %w", err)
 	}
-	if c.process, err = e.startWorker(workerStart{Bare: c.own.dir}); err != nil {
+	if c.process, err = e.startWorker(ctx, workerStart{Bare: c.own.dir}); err != nil {
 		return c, err
 	}
 	if c.nc, err = e.Connect(c.process.ready.URL); err != nil {

@@ -182,11 +182,11 @@ func (b *burst) measure(ctx context.Context, run string) (err error) {
 		due := time.UnixMilli(s.From).UTC().Format(carillon.TimeFormat)
 		return carillon.Job{ID: s.id(i), Topic: s.topic(), Priority: priorityOf(i), Payload: payload, Schedule: "@at " + due}
 	}
-	if high, err = b.side(highSide(run), carillon.High); err != nil {
+	if high, err = b.side(ctx, highSide(run), carillon.High); err != nil {
 		return err
 	}
 	defer high.worker.stop()
-	if normal, err = b.side(normalSide(run), carillon.Normal); err != nil {
+	if normal, err = b.side(ctx, normalSide(run), carillon.Normal); err != nil {
 		return err
 	}
 	defer normal.worker.stop()
@@ -281,13 +281,13 @@ type side struct {
 	worker   *workerProcess
 }
 
-func (b *burst) side(name string, priority carillon.Priority) (v *side, err error) {
+func (b *burst) side(ctx context.Context, name string, priority carillon.Priority) (v *side, err error) {
 	v = &side{name: name, priority: priority, plan: plan{Prefix: name + "-"}}
 	for i := range b.SideRate {
 		v.plan.First = append(v.plan.First, int64(i)*everySecond/int64(b.SideRate))
 		v.plan.Every = append(v.plan.Every, everySecond)
 	}
-	v.worker, err = b.engine.startWorker(workerStart{Name: name, Prefix: v.plan.Prefix, Topic: name, Concurrency: 16})
+	v.worker, err = b.engine.startWorker(ctx, workerStart{Name: name, Prefix: v.plan.Prefix, Topic: name, Concurrency: 16})
 	return v, err
 }
 

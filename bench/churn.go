@@ -105,7 +105,7 @@ func RunChurn(ctx context.Context, c ChurnConfig) (r Result, err error) {
 
 	run := runName()
 	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }() // as in RunLateness
-	w, err := e.startWorker(workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
+	w, err := e.startWorker(ctx, workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency})
 	if err != nil {
 		return r, err
 	}

@@ -185,7 +185,7 @@ func (m *commands) prefix(kind string) string { return m.run + "-" + kind + "-" 
 
 // runClients measures the many clients, in a process of their own.
 func (m *commands) runClients(ctx context.Context) error {
-	p, err := startClients(m.ClientsCommand, m.engine.url, clientsStart{Connections: m.Clients, PayloadBytes: m.PayloadBytes, Due: m.due})
+	p, err := startClients(ctx, m.ClientsCommand, m.engine.url, clientsStart{Connections: m.Clients, PayloadBytes: m.PayloadBytes, Due: m.due})
 	if err != nil {
 		return err
 	}

@@ -238,8 +238,8 @@ func (r *clientsRun) send(n, i int, at time.Time, answered func()) error {
 type clientsProcess struct{ *process }
 
 // startClients starts the process and waits until it is connected.
-func startClients(command []string, url string, start clientsStart) (*clientsProcess, error) {
-	started, err := startProcess(command, url)
+func startClients(ctx context.Context, command []string, url string, start clientsStart) (*clientsProcess, error) {
+	started, err := startProcess(ctx, command, url)
 	if err != nil {
 		return nil, err
 	}

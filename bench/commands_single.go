@@ -127,7 +127,7 @@ func (s *single) openBaseline(ctx context.Context) (l *baseline, err error) {
 		return l, err
 	}
 	job := commandJob(s.prefix, 0, 0, s.due, s.payload)
-	l.bare, err = startBare(s.engine, job.AppendJSON(nil))
+	l.bare, err = startBare(ctx, s.engine, job.AppendJSON(nil))
 	return l, err
 }
 

@@ -2,11 +2,13 @@ package bench
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/carillon-scheduler/carillon/internal/smalldisk"
@@ -55,4 +57,29 @@ func TestEngineEndsWithBench(t *testing.T) {
 		command, err := os.ReadFile(engine)
 		return errors.Is(err, fs.ErrNotExist) || len(command) == 0 // empty for a process that has ended and that nobody has waited for
 	})
+}
+
+// Ctrl-C is for the bench alone: the processes that it talks to are not in its group, or they would say "interrupted", too. They end with the
+// run, whatever it waits for.
+func TestProcessIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	p, err := startProcess(ctx, []string{"/bin/sh", "-c", "exec cat"}, "url")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.stop()
+	if group, err := syscall.Getpgid(p.cmd.Process.Pid); err != nil || group == syscall.Getpgrp() {
+		t.Errorf("it is in the group %d, ours, %v", group, err)
+	}
+	if err := p.send("order"); err != nil {
+		t.Fatal(err)
+	}
+	var answer string
+	if err := p.receive(&answer); err != nil || answer != "order" {
+		t.Errorf("%q, %v", answer, err)
+	}
+	cancel()
+	if err := p.receive(&answer); !errors.Is(err, context.Canceled) {
+		t.Errorf("%q, %v", answer, err)
+	}
 }

@@ -127,7 +127,7 @@ func RunLateness(ctx context.Context, c LatenessConfig) (r Result, err error) {
 	run := runName()
 	// Before the worker is started, which makes consumers, and after it is stopped, because it would make them again.
 	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }()
-	w, err := e.startWorker(workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw})
+	w, err := e.startWorker(ctx, workerStart{Name: run, Prefix: run + "-", Concurrency: c.Concurrency, Raw: c.Raw})
 	if err != nil {
 		return r, err
 	}

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,14 +11,16 @@ import (
 
 // process is a process of a run's own. It gets orders and answers them in JSON, one object after the other.
 type process struct {
+	ctx context.Context // it is killed when this ends
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *json.Decoder
 }
 
-// startProcess starts a process. The URL is added to its command.
-func startProcess(command []string, url string) (*process, error) {
-	p := &process{cmd: exec.Command(command[0], append(command[1:len(command):len(command)], url)...)}
+// startProcess starts a process. The URL is added to its command. Ctrl-C does not reach it: the run says that it is interrupted, and ends it.
+func startProcess(ctx context.Context, command []string, url string) (*process, error) {
+	p := &process{ctx: ctx, cmd: exec.CommandContext(ctx, command[0], append(command[1:len(command):len(command)], url)...)}
+	endWithUs(p.cmd)
 	p.cmd.Stderr = os.Stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -41,7 +44,13 @@ func (p *process) send(v any) error {
 	return nil
 }
 
-func (p *process) receive(v any) error { return p.out.Decode(v) }
+func (p *process) receive(v any) error {
+	err := p.out.Decode(v)
+	if err != nil && p.ctx.Err() != nil {
+		err = p.ctx.Err()
+	}
+	return err
+}
 
 // stop ends the process, whether it has answered or not.
 func (p *process) stop() {
@@ -63,8 +72,8 @@ type workerProcess struct {
 }
 
 // startWorker starts a worker's process and waits until it listens. It fills in the engine's number of partitions.
-func (e *engine) startWorker(start workerStart) (*workerProcess, error) {
-	p, err := startProcess(e.Worker, e.url)
+func (e *engine) startWorker(ctx context.Context, start workerStart) (*workerProcess, error) {
+	p, err := startProcess(ctx, e.Worker, e.url)
 	if err != nil {
 		return nil, err
 	}

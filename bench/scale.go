@@ -143,7 +143,7 @@ func RunScale(ctx context.Context, c ScaleConfig) (r Result, err error) {
 	if err := c.hasRoom(e); err != nil {
 		return r, err
 	}
-	floor, err := e.startWorker(workerStart{Pauses: true})
+	floor, err := e.startWorker(ctx, workerStart{Pauses: true})
 	if err != nil {
 		return r, err
 	}

@@ -49,7 +49,7 @@ func (c *ScaleConfig) midnights(ctx context.Context, e *engine, nc *nats.Conn, r
 	if c.Midnight == 0 {
 		return m, nil
 	}
-	floor, err := e.startWorker(workerStart{Pauses: true})
+	floor, err := e.startWorker(ctx, workerStart{Pauses: true})
 	if err != nil {
 		return m, err
 	}

@@ -44,7 +44,7 @@ func RunSoak(ctx context.Context, c SoakConfig) (r Result, err error) {
 	nc.SetErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // kills are expected
 	run := runName()
 	defer func() { err = errors.Join(err, e.cleanUp(ctx, nc, run)) }() // as in RunLateness
-	w, err := e.startWorker(workerStart{Name: run, Concurrency: c.Concurrency, Soak: true})
+	w, err := e.startWorker(ctx, workerStart{Name: run, Concurrency: c.Concurrency, Soak: true})
 	if err != nil {
 		return r, err
 	}
