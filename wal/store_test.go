@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path"
@@ -257,6 +258,31 @@ func storeFile(t *testing.T, opts Options, pattern string) string {
 	}
 	t.Fatalf("no %s in %q", pattern, files)
 	return ""
+}
+
+// A mark that names an older manifest, which is gone, is no loss: Pebble had just replaced that manifest when the process was killed.
+func TestMarkOfOlderManifest(t *testing.T) {
+	opts := Options{Dir: "db", FS: vfs.NewMem()}
+	path := storeFile(t, opts, syncedFile)
+	old, err := readFile(opts.FS, path, markSize)
+	must(t, err)
+	mark, err := decodeMark(old)
+	must(t, err)
+	for range 2 { // Pebble keeps one manifest that it has replaced
+		must(t, open(t, opts).Close())
+	}
+	if _, err := opts.FS.Stat(opts.FS.PathJoin(opts.Dir, mark.manifest.name)); !errors.Is(err, fs.ErrNotExist) {
+		t.Fatalf("%s is there: %v", mark.manifest.name, err)
+	}
+	f, err := opts.FS.Create(path, vfs.WriteCategoryUnspecified)
+	must(t, err)
+	_, err = f.Write(old)
+	must(t, errors.Join(err, f.Close()))
+	s := open(t, opts)
+	if got := contents(t, s); got[1] != "kept" {
+		t.Errorf("it has %v", got)
+	}
+	must(t, s.Close())
 }
 
 // Without the file that names the manifest in use, Pebble would begin anew and delete what was there. OpenStore refuses before that.
