@@ -469,6 +469,18 @@ func TestReadAgain(t *testing.T) {
 	}
 }
 
+// What a replica says that is behind is no sign of life.
+func TestReadThatIsBehind(t *testing.T) {
+	m := slowMember(newSlowBucket(options("a").withDefaults()))
+	m.roster.beat(0, 9, said("a", m.session), false)
+	for _, revision := range []uint64{5, 9, 10} {
+		m.takeNewer(&slowEntry{key: m.key, value: m.beat(), revision: revision})
+		if got := m.roster.revision("a"); got != max(9, revision) {
+			t.Errorf("after a read of revision %d the newest one is %d", revision, got)
+		}
+	}
+}
+
 // Garbage under the bucket's keys neither stops a member nor counts as one.
 func TestGarbage(t *testing.T) {
 	t.Parallel()
