@@ -770,9 +770,9 @@ func TestSaveRefuses(t *testing.T) {
 	defer func() { must(t, store.Close()) }()
 	_, err = Save(ctx, table, target, SaveOptions{Partitions: 1})
 	wantErr(t, err, snapshot.ErrNoCheckpoint)
-	for _, o := range []SaveOptions{{}, {Partitions: 1 << 17}, {Partitions: 1, Share: 2}} {
-		if _, err := Save(ctx, table, target, o); err == nil {
-			t.Errorf("%+v is accepted", o)
+	for _, o := range []SaveOptions{{}, {Partitions: 1 << 17}, {Partitions: 1, Share: 2}, {Partitions: 1, Share: -1}} {
+		if _, err := Save(ctx, table, target, o); err == nil || errors.Is(err, snapshot.ErrNoCheckpoint) { // it would be that without checks
+			t.Errorf("%+v is accepted: %v", o, err)
 		}
 	}
 	fill, err := table.BulkLoad(0)
