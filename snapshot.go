@@ -209,5 +209,8 @@ func (c *Client) cancelSnapshot(id string) error {
 	if err == nil || errors.Is(err, &Error{Code: CodeNotFound}) {
 		return nil
 	}
+	if errors.Is(err, &Error{Code: CodeUnavailable}) {
+		return errors.New("the service has not confirmed that the save is given up: it may go on for a while, or be complete")
+	}
 	return fmt.Errorf("give up the save: %w", err)
 }

@@ -102,3 +102,22 @@ func TestSnapshotGivenUpEarly(t *testing.T) {
 		}
 	}
 }
+
+// A service may take longer to give a save up than its user waits. Then the error says what became of the save, and nothing of the question.
+func TestSnapshotGivenUpSlowly(t *testing.T) {
+	nc, _ := startNATS(t)
+	_, err := nc.Subscribe("carillon.api.snapshot", func(m *nats.Msg) {
+		if s, err := ParseSnapshot(m.Data); err == nil && s.Cancel == "" {
+			_ = m.Respond((&SnapshotReply{Phase: SnapshotCheckpoint}).AppendJSON(nil))
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = Connect(nc, WithTimeout(50*time.Millisecond)).SaveSnapshot(ctx, SnapshotRequest{Dir: "/a"}, func(SnapshotReply) { cancel() })
+	const says = "context canceled\nthe service has not confirmed that the save is given up: it may go on for a while, or be complete"
+	if !errors.Is(err, context.Canceled) || err.Error() != says {
+		t.Errorf("%v", err)
+	}
+}
