@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -27,6 +28,11 @@ func TestMain(m *testing.M) {
 // TestScript runs testdata/script. Each script has its own directory and, where it asks for one by
 // "serve", its own engine: a real process of this binary.
 func TestScript(t *testing.T) {
+	if signal.Ignored(syscall.SIGHUP) { // under nohup: the engines would inherit it, and a script ends one by SIGHUP
+		caught := make(chan os.Signal, 1)
+		signal.Notify(caught, syscall.SIGHUP)
+		t.Cleanup(func() { signal.Ignore(syscall.SIGHUP) }) // the scripts run when this function has returned
+	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Setup: func(e *testscript.Env) error {
