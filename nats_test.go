@@ -26,9 +26,9 @@ func startNATS(t *testing.T) (*nats.Conn, jetstream.JetStream) {
 	return nc, js
 }
 
-func dial(t *testing.T, url string) *nats.Conn {
+func dial(t *testing.T, url string, options ...nats.Option) *nats.Conn {
 	t.Helper()
-	nc, err := nats.Connect(url)
+	nc, err := nats.Connect(url, options...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -557,7 +557,7 @@ func TestWorkEndsWithItsConnection(t *testing.T) {
 func TestWorkStoppedWithoutItsServer(t *testing.T) {
 	t.Parallel()
 	ns := natstest.Start(t, &server.Options{JetStream: true})
-	nc := dial(t, ns.ClientURL())
+	nc := dial(t, ns.ClientURL(), nats.ReconnectWait(time.Hour)) // another test's server may soon listen on the same port
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)

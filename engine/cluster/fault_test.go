@@ -174,10 +174,10 @@ func TestServerRestart(t *testing.T) {
 func TestBucketDeleted(t *testing.T) {
 	t.Parallel()
 	h := newHost(t)
-	a, b := h.join("a"), h.join("b")
+	a, b := h.join("a", patiently), h.join("b", patiently) // or a busy machine makes somebody dead for a moment, and partitions move
 	a.placedFor("a", "b")
 	b.placedFor("a", "b")
-	c := h.join("c")
+	c := h.join("c", patiently)
 	before := a.placedFor("a", "b", "c")
 	for range 20 { // so that the new bucket's revisions stay below the old one's for a while
 		if _, err := c.kv.PutString(t.Context(), "other", "x"); err != nil {
@@ -194,7 +194,7 @@ func TestBucketDeleted(t *testing.T) {
 			return err == nil && why == nil
 		})
 	}
-	d := h.join("d")
+	d := h.join("d", patiently)
 	for _, j := range []*joined{a, b, c, d} {
 		after := j.placedFor("a", "b", "c", "d")
 		for _, p := range moves(before.Placement, after.Placement) {
