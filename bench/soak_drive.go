@@ -219,7 +219,7 @@ func (s *soak) kill(ctx context.Context) (err error) {
 	defer s.process.Unlock()
 	defer func() {
 		if err != nil {
-			s.fail(err)
+			s.fail(err) // before watch can see that the engine does not run
 		}
 	}()
 	if err := s.engine.kill(); err != nil {

@@ -192,7 +192,11 @@ func (m *Machine) Apply(e *Entry) (Result, error) {
 	var r Result
 	var err error
 	now := max(m.now, e.Time)
-	since, waits := m.DueSince()
+	var since int64 // of what has been due before a record that is no tick
+	var waits bool
+	if e.Kind != KindTick {
+		since, waits = m.DueSince()
+	}
 	switch e.Kind {
 	case KindTick:
 		for i := range e.Ticks {

@@ -182,8 +182,6 @@ func (d *dumper) stream(ctx context.Context) error {
 	if err := records.consume(opening); err != nil {
 		return fmt.Errorf("stream %s: %w", name, err)
 	}
-	// Else the consumer would stay for a minute, and cost the server work for each message that is stored meanwhile. A user without
-	// the right to remove it still gets the dump.
 	defer func() { records.stop(context.WithoutCancel(ctx)) }()
 	bar := d.app.newOutputProgress("dump", int64(last-max(d.from, state.FirstSeq, 1)+1), "records", d.app.stdout)
 	defer bar.end()

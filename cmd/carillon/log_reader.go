@@ -130,7 +130,8 @@ func (l *logReader) consume(ctx context.Context) error {
 	return err
 }
 
-// stop ends what consume began.
+// stop ends what consume began. Else the consumer would stay for a minute, and cost the server work for each message that is stored meanwhile.
+// A user without the right to remove it still gets the dump.
 func (l *logReader) stop(ctx context.Context) {
 	if l.records != nil {
 		l.records.stop()

@@ -278,26 +278,23 @@ func TestSlowHostWithoutServer(t *testing.T) {
 	_, urls := startExternals(t, hosts...)
 	f := newFleet(t, urls, 4)
 	names := []string{"a", "b", "d"}
-	for i, name := range names {
-		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: urls, Partitions: f.partitions, Replicas: 3, Follow: f.follow, on: hosts[i]}
-	}
-	alone := f.settings["d"]
-	alone.on = hosts[3]
-	f.settings["d"] = alone
-	for _, name := range names {
+	alone := hosts[3] // d's: the servers are on the first three
+	for i, on := range []*host{hosts[0], hosts[1], alone} {
+		name := names[i]
+		f.settings[name] = settings{Data: t.TempDir(), Name: name, NATS: urls, Partitions: f.partitions, Replicas: 3, Follow: f.follow, on: on}
 		f.start(name)
 	}
 	c := carillon.Connect(dial(t, urls, from(hosts)...), carillon.WithTimeout(20*time.Second))
 	f.shared(c, names...)
 	put(t, c, beat)
 	beats(t, c, 20)
-	hosts[3].slow(60*time.Millisecond, 0, 0)
+	alone.slow(60*time.Millisecond, 0, 0)
 	eventually(t, "others serve all partitions", func() bool { return !slices.Contains(owners(status(t, c)), "d") })
 	beats(t, c, 20)
 	if by := owners(status(t, c)); slices.Contains(by, "d") {
 		t.Errorf("the slow engine has taken a partition back: %v", by)
 	}
-	hosts[3].heal()
+	alone.heal()
 	f.shared(c, names...)
 	beats(t, c, 20)
 	f.terminate()

@@ -171,8 +171,8 @@ func apartFrom(position uint64) uint64 { return position + 1 + rand.Uint64N(maxA
 
 const maxApart = 1 << 20
 
-// claimedByNewer tells whether a partition was claimed under newer rules than this binary's, so that no start could claim it. It may be only the
-// tzdata that is newer, so newRestored does not refuse the snapshot.
+// claimedByNewer tells whether a partition was claimed under newer rules than this binary's, so that no start could claim it. It may be
+// only the tzdata that is newer, so newRestored does not refuse the snapshot.
 func claimedByNewer(states []*engine.SavedState) bool {
 	return slices.ContainsFunc(states, func(s *engine.SavedState) bool { return !s.Accepts(engine.Rules()) })
 }

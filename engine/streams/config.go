@@ -214,10 +214,10 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	}
 	least := cfg            // of an existing stream
 	cfg.Replicas = replicas // output streams that are made now get as many
-	former := make([]former, cfg.Partitions)
+	before := make([]former, cfg.Partitions)
 	for i := range cfg.Partitions {
 		p := (i + 1) % cfg.Partitions // 0 is made last: whoever counts the streams from 0 on finds either none or all
-		if former[p], err = cfg.openOut(ctx, js, given, p, least.outConfig(p)); err != nil {
+		if before[p], err = cfg.openOut(ctx, js, given, p, least.outConfig(p)); err != nil {
 			return nil, err
 		}
 	}
@@ -228,7 +228,7 @@ func Open(ctx context.Context, nc *nats.Conn, cfg Config) (*Streams, error) {
 	of := func(want jetstream.StreamConfig) stream { return stream{nc: nc, name: want.Name, want: &want} }
 	s := &Streams{Log: &Log{stream: of(least.logConfig()), acks: acks, cfg: cfg}, acks: acks, sender: &sender{acks: acks, wire: cfg.Wire}, need: need}
 	for p := range cfg.Partitions {
-		s.Out = append(s.Out, &OutStream{stream: of(least.outConfig(p)), sender: s.sender, former: former[p]})
+		s.Out = append(s.Out, &OutStream{stream: of(least.outConfig(p)), sender: s.sender, former: before[p]})
 	}
 	return s, nil
 }
