@@ -30,7 +30,8 @@ const (
 	goneAfter   = 30 * time.Second
 	// stallMost is how long a node's own server may be silent before the node blames its network: a busy machine may just stall.
 	stallMost = time.Second
-	// settleFor is how long the others may take to answer, one after the other, once this node's network works again.
+	// settleFor is how long the others may take to answer, one after the other, once this node's network works again. One that has given no
+	// answer in time since then is not judged for selfSlowFor: before its connection sends again, it may wait for as long as it was cut off.
 	settleFor = time.Second
 )
 

@@ -278,7 +278,8 @@ func (w *Watch) Judge(own string, now time.Time) (slow Slowness) {
 	slow.Unseen = slow.Self && mine != nil && !mine.local
 	settling := now.Sub(w.self) < settleFor // also while most are silent and the node's own server is not
 	for name, one := range by {
-		if slices.Contains(silent, one) && !doubtful && !stalls && !settling {
+		heard := one.lastGood.After(w.self) || !slow.Self
+		if slices.Contains(silent, one) && !doubtful && !stalls && !settling && heard {
 			one.lastSlow, slow.Silent[name] = now, []*nats.Conn{one.nc}
 			if one.spare != nil {
 				slow.Silent[name] = append(slow.Silent[name], one.spare)

@@ -232,7 +232,13 @@ func TestSlownessLasts(t *testing.T) {
 
 	self = make3()
 	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
-	is("one never answers", at(settleFor, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), "b", false)
+	never := map[string]time.Duration{"own": 0, "b": selfSlowFor + silent, "c": 0}
+	is("one has yet to answer", at(selfSlowFor-1, never, self), own, false)
+	is("one never answers", at(selfSlowFor, never, self), "b", false)
+
+	self = make3()
+	is("all are silent", at(0, map[string]time.Duration{"own": 0, "b": silent, "c": silent}, self), own, true)
+	is("one answers, and is silent again", at(settleFor+silent, map[string]time.Duration{"own": 0, "b": silent, "c": 0}, self), "b", false)
 }
 
 // A server that died while it answered in time is not slow. One that comes back, or is new, has as long to answer
