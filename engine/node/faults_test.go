@@ -142,7 +142,7 @@ func TestLinkCut(t *testing.T) {
 	fires(t, c, "around") // and its output is stored
 	hosts[0].heal()
 	eventually(t, "it comes back to its own, which others judge it by", func() bool {
-		return contains(f.nodes["a"].log, "going back to the nats-server of this machine", servers[0].url)
+		return strings.Contains(connected(f.nodes["a"]), servers[0].url)
 	})
 	fires(t, c, "at-home")
 
