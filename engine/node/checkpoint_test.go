@@ -3,14 +3,23 @@ package node
 import (
 	"context"
 	"errors"
+	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
+	"github.com/carillon-scheduler/carillon/snapshot"
 	"github.com/carillon-scheduler/carillon/wal"
 )
 
@@ -111,21 +120,31 @@ func TestCheckpointWaitsForBursts(t *testing.T) {
 	})
 }
 
-// A checkpoint makes the one before it the older one. From then on no other is due, by the log's length or by age, and nobody waits for one.
-func TestCheckpointIsNoted(t *testing.T) {
-	n := &Node{o: Options{Data: t.TempDir(), CheckpointBytes: 1000, CheckpointEvery: time.Hour}.withDefaults(), layout: engine.Layout{Prefix: "carillon", Partitions: 1}, meters: newWeb().meters}
+// withTables returns a node that follows some partitions, which have no jobs, and takes checkpoints of them.
+func withTables(t *testing.T, o Options, partitions int) *Node {
+	t.Helper()
+	n := &Node{o: o.withDefaults(), layout: engine.Layout{Prefix: "carillon", Partitions: partitions}, meters: newWeb().meters}
 	n.log = n.o.Logger
 	n.clock.begin(false)
 	openLocal(t, n)
-	p := &partition{machine: engine.New(n.layout, 0), table: table{saved: n.jobTable}}
-	p.machine.Attach(&p.table)
-	t.Cleanup(func() {
-		if err := p.table.close(); err != nil {
-			t.Error(err)
-		}
-	})
-	p.follows.Store(true)
-	n.partitions = []*partition{p}
+	for i := range partitions {
+		p := &partition{number: i, machine: engine.New(n.layout, i), table: table{saved: n.jobTable, number: uint16(i)}}
+		p.machine.Attach(&p.table)
+		t.Cleanup(func() {
+			if err := p.table.close(); err != nil {
+				t.Error(err)
+			}
+		})
+		p.follows.Store(true)
+		n.partitions = append(n.partitions, p)
+	}
+	return n
+}
+
+// A checkpoint makes the one before it the older one. From then on no other is due, by the log's length or by age, and nobody waits for one.
+func TestCheckpointIsNoted(t *testing.T) {
+	n := withTables(t, Options{Data: t.TempDir(), CheckpointBytes: 1000, CheckpointEvery: time.Hour}, 1)
+	p := n.partitions[0]
 	for before, applied := range []uint64{10, 20, 30} {
 		n.applied.Store(applied)
 		n.logUsage.count([]wal.Record{{Seq: applied, Data: make([]byte, 1000)}})
@@ -143,6 +162,85 @@ func TestCheckpointIsNoted(t *testing.T) {
 			t.Errorf("another is due: the log is long %t, it is old %t, %d wait", n.checkpointLong(p), n.checkpointOld(p), p.checkpointWaiters.Load())
 		}
 	}
+}
+
+// A checkpoint that finds a partition's jobs damaged stops that partition, and no other one. Any other error is the node's.
+func TestCheckpointOfDamagedJobs(t *testing.T) {
+	o := Options{Data: t.TempDir()}
+	store, err := wal.OpenStore(wal.Options{Dir: filepath.Join(o.Data, "jobs"), Profile: wal.ProfileTable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	header := []byte{wal.TableRoom, 0, 0, 'a', 'h'} // docs/formats/table.md
+	err = store.Update(func(b *pebble.Batch) error { return b.Set(header, []byte("damaged"), nil) })
+	if err := errors.Join(err, store.Close()); err != nil {
+		t.Fatal(err)
+	}
+	n := withTables(t, o, 2)
+	n.membership.changed = make(chan struct{}, 1)
+	n.applied.Store(10)
+	if err := n.checkpointAll(t.Context()); err != nil {
+		t.Errorf("the node fails: %v", err)
+	}
+	damaged, other := n.partitions[0], n.partitions[1]
+	if why := damaged.whyStopped(); !errors.Is(why, wal.ErrCorrupt) || !strings.Contains(why.Error(), "the jobs of partition 0 cannot be read") {
+		t.Errorf("the one whose jobs are damaged stopped with %v", why)
+	}
+	if other.whyStopped() != nil || other.checkpoint.Load() != 10 {
+		t.Errorf("the other one stopped with %v; its checkpoint is at %d", other.whyStopped(), other.checkpoint.Load())
+	}
+	build, err := n.jobTable.Begin(1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer build.Abort()
+	if err := n.checkpointAll(t.Context()); !errors.Is(err, snapshot.ErrBusy) || other.whyStopped() != nil {
+		t.Errorf("while another checkpoint is written: %v; the partition stopped with %v", err, other.whyStopped())
+	}
+}
+
+// While nothing comes by the log, older checkpoints are renewed as far as this node has come, although another node needs more of the log:
+// that one would wait for this one in turn.
+func TestCheckpointsAtRest(t *testing.T) {
+	const needed, last = 5, 10
+	n := withTables(t, Options{Data: t.TempDir(), Name: "a", EmptyLogAfter: time.Nanosecond}, 1)
+	nc, s := openStreams(t)
+	n.streams = s
+	joined := make(chan struct{})
+	close(joined)
+	n.membership.joinEnded = joined
+	n.membership.member = joinAs(t, nc, "a", 0)
+	joinAs(t, nc, "b", needed)
+	natstest.Eventually(t, "it knows what the other one needs", func() bool { return n.neededElsewhere() == needed })
+	for _, applied := range []uint64{needed, last} {
+		n.applied.Store(applied)
+		if err := n.takeCheckpoint(t.Context(), n.partitions[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := n.checkpointRound(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if older := n.partitions[0].older.Load(); older != last {
+		t.Errorf("the older checkpoint is at %d, want %d", older, last)
+	}
+}
+
+// joinAs makes a member that needs the log above a position, and serves nothing.
+func joinAs(t *testing.T, nc *nats.Conn, name string, needs uint64) *cluster.Member {
+	t.Helper()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := cluster.Join(t.Context(), js, cluster.Options{
+		Bucket: nodesBucket("CARILLON"), Name: name, Partitions: 1, Report: func() cluster.Report { return cluster.Report{Draining: true, Needs: needs} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(m.Close)
+	return m
 }
 
 // Of its share of memory a partition may use three quarters before a checkpoint is urgent, and all of it while a burst drains.
