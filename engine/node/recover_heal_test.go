@@ -71,3 +71,44 @@ func TestStreamEndsBeforeTheLocalLog(t *testing.T) {
 		}
 	}
 }
+
+// A node that the log has left behind ends, so that its partitions are first known to be followed elsewhere. Only when it starts with
+// nothing it goes on from the log's end. If all losses are accepted, it keeps what it has.
+func TestLeftBehindAtStart(t *testing.T) {
+	const at, first, last = 2, 5, 9
+	_, s := openStreams(t)
+	for range last {
+		if _, err := s.Log.Publish(t.Context(), "carillon.log.0.put.j", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Log.Trim(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	for what, c := range map[string]struct {
+		empty    bool
+		accepted map[int]bool
+		behind   bool
+		follows  bool
+		goesOn   uint64
+	}{
+		"with a partition":       {behind: true, follows: true, goesOn: at},
+		"with nothing":           {empty: true, goesOn: last},
+		"with a loss, accepted":  {accepted: map[int]bool{0: true}, follows: true, goesOn: at},
+		"with another partition": {accepted: map[int]bool{1: true}, behind: true, follows: true, goesOn: at},
+	} {
+		n := withTables(t, Options{Data: t.TempDir(), NATS: "nats://elsewhere", AcceptLoss: c.accepted}, 1)
+		n.streams, n.startsEmpty = s, c.empty
+		n.applied.Store(at)
+		var behind *leftBehindError
+		if err := n.heal(t.Context()); errors.As(err, &behind) != c.behind || !c.behind && err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if c.behind && (behind.at != at || behind.first != first || len(behind.followed) != 1) {
+			t.Errorf("%s: %+v", what, behind)
+		}
+		if n.partitions[0].follows.Load() != c.follows || n.applied.Load() != c.goesOn {
+			t.Errorf("%s: it follows its partition: %t, and goes on from %d", what, n.partitions[0].follows.Load(), n.applied.Load())
+		}
+	}
+}
