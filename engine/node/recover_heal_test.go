@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -110,5 +111,70 @@ func TestLeftBehindAtStart(t *testing.T) {
 		if n.partitions[0].follows.Load() != c.follows || n.applied.Load() != c.goesOn {
 			t.Errorf("%s: it follows its partition: %t, and goes on from %d", what, n.partitions[0].follows.Load(), n.applied.Load())
 		}
+	}
+}
+
+// Records are put back at their old sequences. What the local log does not have keeps its place: single ones, and all from before it
+// begins, even if it has none at all. If something else has taken a place, nothing is put behind it unnoticed.
+func TestPutBack(t *testing.T) {
+	for what, c := range map[string]struct {
+		stored []uint64 // in the local log, which has had all up to 4
+		cut    uint64
+		theirs int // messages in the stream that the local log knows nothing of
+		want   []uint64
+		err    string
+	}{
+		"all":              {stored: []uint64{1, 2, 3, 4}, want: []uint64{1, 2, 3, 4}},
+		"one is missing":   {stored: []uint64{1, 2, 4}, want: []uint64{1, 2, 0, 4}},
+		"its end only":     {stored: []uint64{1, 2, 3, 4}, cut: 3, want: []uint64{3, 4}},
+		"nothing is left":  {stored: []uint64{1, 2, 3, 4}, cut: 5},
+		"a place is taken": {stored: []uint64{1, 2, 3, 4}, theirs: 1, err: "a record came to stand at 2 instead of 1"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			const last = 4
+			n := withTables(t, Options{Data: t.TempDir()}, 1)
+			n.nc, n.streams = openStreams(t)
+			for _, seq := range c.stored {
+				r := engine.Record{Seq: seq, Time: int64(seq), Subject: "carillon.log.0.put.j"}
+				if err := n.local.Append([]wal.Record{{Seq: seq, Data: engine.AppendRecord(nil, &r)}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := n.local.Truncate(c.cut); err != nil {
+				t.Fatal(err)
+			}
+			for range c.theirs {
+				if _, err := n.streams.Log.Publish(t.Context(), "carillon.log.0.put.j", nil, nil); err != nil {
+					t.Fatal(err)
+				}
+			}
+			err := n.putBack(t.Context(), 0, last)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Error(err)
+				}
+				return
+			}
+			info, infoErr := n.streams.Log.Info(t.Context())
+			if err := errors.Join(err, infoErr); err != nil || info.Last != last || n.head.Load() != last {
+				t.Fatalf("%v; the stream ends at %d, and is taken to end at %d", err, info.Last, n.head.Load())
+			}
+			if int(info.Messages) != len(c.want) {
+				t.Errorf("%d records are there, want %d", info.Messages, len(c.want))
+			}
+			for i, want := range c.want {
+				m, err := n.streams.Log.Get(t.Context(), uint64(last-len(c.want)+i+1))
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := record(&m)
+				if healed, ok := n.layout.Healed(&r); ok != (want > 0) || ok && (healed.Seq != want || healed.Time != int64(want)) {
+					t.Errorf("at %d stands %+v, want %d", r.Seq, healed, want)
+				}
+				if r.Seq == last && !n.appliedAt.Equal(m.Time) {
+					t.Errorf("the last one is taken to be of %s, and is of %s", n.appliedAt, m.Time)
+				}
+			}
+		})
 	}
 }

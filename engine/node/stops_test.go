@@ -1074,6 +1074,32 @@ func TestHealedLogIsWhole(t *testing.T) {
 	}
 }
 
+// A stream may keep its last sequence and have lost the records up to it. They are put back behind it, as they were: even a node without a
+// local log reads them.
+func TestHealedBehindHole(t *testing.T) {
+	t.Parallel()
+	s := killedWithLog(t)
+	onStreams(t, s.Data, streams.Config{Partitions: partitions}, func(nc *nats.Conn, _ *streams.Log) {
+		log, err := jetStream(t, nc).Stream(t.Context(), "CARILLON_LOG")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, kind := range []string{"put.>", "tick"} { // all behind the claims
+			if err := log.Purge(t.Context(), jetstream.WithPurgeSubject("carillon.log.*."+kind)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	p := mustSpawn(t, s)
+	eventually(t, "it tells that it heals", func() bool { return contains(p.log, "the log stream has a hole below its end; healing") })
+	churn(t, client(t, p.NATS), "b", 0)
+	p.kill()
+	if err := os.RemoveAll(filepath.Join(s.Data, "log")); err != nil {
+		t.Fatal(err)
+	}
+	whole(t, run(t, s.options()))
+}
+
 // A record that is too large to be wrapped leaves a hole where it should be put back. After a crash right then, before the local
 // log has anything behind the hole, a node starts as after any other: it compares the two logs there.
 func TestHealedBehindLargest(t *testing.T) {
