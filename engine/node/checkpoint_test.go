@@ -206,11 +206,10 @@ func TestCheckpointsAtRest(t *testing.T) {
 	n := withTables(t, Options{Data: t.TempDir(), Name: "a", EmptyLogAfter: time.Nanosecond}, 1)
 	nc, s := openStreams(t)
 	n.streams = s
-	joined := make(chan struct{})
-	close(joined)
-	n.membership.joinEnded = joined
-	n.membership.member = joinAs(t, nc, "a", 0)
-	joinAs(t, nc, "b", needed)
+	n.membership.joinEnded = make(chan struct{})
+	n.membership.member = joinAs(t, nc, "a", cluster.Report{})
+	close(n.membership.joinEnded)
+	joinAs(t, nc, "b", cluster.Report{Needs: needed})
 	natstest.Eventually(t, "it knows what the other one needs", func() bool { return n.neededElsewhere() == needed })
 	for _, applied := range []uint64{needed, last} {
 		n.applied.Store(applied)
@@ -226,15 +225,15 @@ func TestCheckpointsAtRest(t *testing.T) {
 	}
 }
 
-// joinAs makes a member that needs the log above a position, and serves nothing.
-func joinAs(t *testing.T, nc *nats.Conn, name string, needs uint64) *cluster.Member {
+// joinAs makes a member with the same report in each of its beats.
+func joinAs(t *testing.T, nc *nats.Conn, name string, r cluster.Report) *cluster.Member {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m, err := cluster.Join(t.Context(), js, cluster.Options{
-		Bucket: nodesBucket("CARILLON"), Name: name, Partitions: 1, Report: func() cluster.Report { return cluster.Report{Draining: true, Needs: needs} },
+		Bucket: nodesBucket("CARILLON"), Name: name, Partitions: 1, Report: func() cluster.Report { return r },
 	})
 	if err != nil {
 		t.Fatal(err)

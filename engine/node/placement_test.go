@@ -5,10 +5,12 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // What a node concludes from a view: which partitions it has to follow, whether others do, and how much of the log they need.
@@ -45,8 +47,18 @@ func TestPlacement(t *testing.T) {
 	if !n.shouldFollow(v, n.partitions[2]) {
 		t.Error("one that is served is not to be followed")
 	}
-	n.o.Follow = FollowAll
 	n.partitions[2].owner.Epoch = 0
+	n.partitions[2].claiming = true
+	if !n.shouldFollow(v, n.partitions[2]) {
+		t.Error("one that may come to be served is not to be followed")
+	}
+	n.partitions[2].claiming = false
+	n.partitions[2].stopped = errors.New("stopped")
+	if !n.shouldFollow(v, n.partitions[2]) {
+		t.Error("one that stopped is not to be followed, and cannot be looked at")
+	}
+	n.partitions[2].stopped = nil
+	n.o.Follow = FollowAll
 	if !n.shouldFollow(v, n.partitions[2]) {
 		t.Error("of all partitions one is not to be followed")
 	}
@@ -121,5 +133,83 @@ func TestPlacement(t *testing.T) {
 	// While a checkpoint was waited for, the nodes on which the partition is placed may have died.
 	if err := n.unfollow(t.Context(), n.partitions[2]); err != nil || !n.partitions[2].follows.Load() {
 		t.Errorf("a partition that nobody else follows is given up: %v", err)
+	}
+}
+
+// A partition that others follow and serve is given up after a while, once its commands are answered, but not while it is this node's in any
+// way, or stopped, or saved. Then nothing of it is left.
+func TestGiveUp(t *testing.T) {
+	n := withTables(t, Options{Data: t.TempDir(), Name: "a", Linger: time.Second}, 1)
+	nc, _ := openStreams(t)
+	n.membership.joinEnded = make(chan struct{})
+	n.membership.member = joinAs(t, nc, "a", cluster.Report{Draining: true})
+	close(n.membership.joinEnded)
+	joinAs(t, nc, "b", cluster.Report{Partitions: []cluster.Progress{{Position: 10, Epoch: 5}}})
+	natstest.Eventually(t, "it is placed on the other node, which serves it", func() bool { return n.followedAsPlaced(n.view(), 0) })
+	p := n.partitions[0]
+	n.applied.Store(10)
+	if err := n.takeCheckpoint(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	p.sentClaim = true
+	giveUp := func(since time.Duration) {
+		t.Helper()
+		if err := n.followOrGiveUp(t.Context(), p, n.view(), false, since); err != nil {
+			t.Error(err)
+		}
+	}
+	left := func() int {
+		list, err := n.jobTable.List(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(list)
+	}
+	kept := func(why string) {
+		t.Helper()
+		if !p.follows.Load() || p.checkpoint.Load() != 10 || !p.sentClaim || p.needs.Load() != 0 || p.unfollowing.Load() || left() != 1 {
+			t.Errorf("%s, and it is given up, or requests are refused", why)
+		}
+	}
+	giveUp(n.o.Linger - 1)
+	kept("it may come back")
+	for why, is := range map[string]func(bool){
+		"it is served":          func(is bool) { p.owner.Epoch = map[bool]uint64{true: 4}[is] },
+		"a claim is on its way": func(is bool) { p.claiming = is },
+		"it stopped":            func(is bool) { p.stopped = map[bool]error{true: errStopped}[is] },
+		"partitions are saved": func(is bool) {
+			if is {
+				n.saveLock.RLock()
+			} else {
+				n.saveLock.RUnlock()
+			}
+		},
+	} {
+		is(true)
+		giveUp(n.o.Linger)
+		is(false)
+		kept(why)
+	}
+
+	p.unanswered.Add(1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for p.follows.Load() { // on a busy machine the other node may seem dead for a moment
+			giveUp(n.o.Linger)
+		}
+	}()
+	natstest.Eventually(t, "new requests go to other nodes", func() bool { return p.unfollowing.Load() })
+	if !p.follows.Load() {
+		t.Error("it is given up before its commands are answered")
+	}
+	p.unanswered.Add(-1)
+	natstest.Receive(t, "it is given up", done)
+	if p.follows.Load() || p.machine.Stats().Position != 0 || p.checkpoint.Load() != 0 || p.older.Load() != 0 || p.checkpointWaiters.Load() != 0 ||
+		p.sentClaim || p.needs.Load() != 0 || p.unfollowing.Load() || left() > 0 {
+		t.Errorf("something is left: %+v", p)
+	}
+	if !n.saveLock.TryLock() || !p.checkpointing.TryLock() {
+		t.Error("a lock is left")
 	}
 }
