@@ -3,6 +3,7 @@ package node
 import (
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -121,6 +122,11 @@ func TestDueClaims(t *testing.T) {
 		if atOnce, upToDate := n.dueClaims(v, servers.Slowness{Now: true, Self: true}); len(atOnce) > 0 || len(upToDate) != want {
 			t.Errorf("with a job that has been due for %s, while the network is slow, %d are due at once and %d once it has caught up", waits, len(atOnce), len(upToDate))
 		}
+		served := v
+		served.Members = []cluster.Beat{v.Members[0], beat("b", 7, 6, 8, 0)}
+		if atOnce, upToDate := n.dueClaims(served, servers.Slowness{Now: true, Self: true}); len(atOnce) > 0 || len(upToDate) > 0 {
+			t.Errorf("the same in one that another node serves: %d and %d", len(atOnce), len(upToDate))
+		}
 	}
 	idle := engine.New(layout, 1) // nothing was due until somebody sent a command a moment ago, which is refused
 	if r, err := idle.Apply(&engine.Entry{Seq: 1, Time: time.Now().UnixMilli(), Kind: engine.KindDelete, Partition: 1, Verb: "delete", Job: job}); err != nil || r.Err == nil {
@@ -133,6 +139,11 @@ func TestDueClaims(t *testing.T) {
 	n.partitions[1].claimable = time.Now().Add(claimAgain)
 	if atOnce, _ := n.dueClaims(v, servers.Slowness{}); len(atOnce) > 0 {
 		t.Error("one that was claimed a moment ago is due again")
+	}
+	n.partitions[1].claimable = time.Time{}
+	n.partitions[1].stopped = errStopped // others learn of it from the next beat
+	if atOnce, _ := n.dueClaims(v, servers.Slowness{}); len(atOnce) > 0 {
+		t.Error("one that stopped a moment ago is due")
 	}
 }
 
@@ -273,11 +284,21 @@ func TestOwnClaims(t *testing.T) {
 	if !p.takenAt.IsZero() {
 		t.Error("it counts as lost")
 	}
+	p.lostSince, p.lostBy = time.Now(), streams.ErrDisconnected
+	run := p.run
+	select {
+	case <-n.membership.changed:
+	default:
+	}
 	comes("another node's", "b", 0)
 	if p.takenAt.IsZero() || p.yields() {
 		t.Error("it does not count as lost, or counts as taken back")
 	}
-	run := p.run
+	if p.run == run || !p.lostSince.IsZero() || p.lostBy != nil || len(n.membership.changed) == 0 {
+		t.Errorf("answers to what was sent before count: %t, as does why it was not published: %v; a hand-over is told: %t",
+			p.run == run, p.lostBy, len(n.membership.changed) > 0)
+	}
+	run = p.run
 	n.claimStored(p, 4)
 	if p.run != run {
 		t.Error("the answer to a claim that is over took the partition for a moment, and gave it up")
@@ -375,6 +396,80 @@ func TestClaimGivenUp(t *testing.T) {
 	}
 	if n.claim(p); p.claims > 0 {
 		t.Error("it is claimed")
+	}
+	p.follows.Store(true)
+	p.stopped = errStopped
+	n.claimStored(p, 7)
+	if p.owner.Epoch != 0 {
+		t.Errorf("one that stopped is ours since %d", p.owner.Epoch)
+	}
+}
+
+// What a beat tells: the partitions that this node follows and that have not stopped, unless it can neither fire nor read; and always what
+// it needs of the log.
+func TestReport(t *testing.T) {
+	nc, _ := openStreams(t)
+	n := &Node{nc: nc, layout: engine.Layout{Prefix: "carillon", Partitions: 4}}
+	n.clock.begin(false)
+	for i := range n.layout.Partitions {
+		p := &partition{number: i, machine: engine.New(n.layout, i)}
+		p.follows.Store(i > 0)
+		n.partitions = append(n.partitions, p)
+	}
+	n.partitions[1].stopped = errStopped
+	claim := engine.Rules()
+	claim.Node = "a"
+	for i := 2; i < 4; i++ {
+		e := n.layout.Decode(&engine.Record{Seq: 5, Time: 1, Subject: n.layout.LogSubject(i, "claim"), Data: claim.Encode()})
+		if _, err := n.partitions[i].machine.Apply(&e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.partitions[2].owner.Epoch = 5
+	n.partitions[3].owner.Epoch = 9 // this claim has yet to come back
+	n.applied.Store(7)
+	for _, p := range n.followed() {
+		p.checkpoint.Store(6)
+	}
+	if r := n.report(); r.Partitions != nil || r.Needs != 0 {
+		t.Errorf("before the log is read: %+v", r)
+	}
+	n.membership.reporting.Store(true)
+	want := []cluster.Progress{{Partition: 2, Position: 7, Epoch: 5}, {Partition: 3, Position: 7}}
+	if r := n.report(); r.Needs != 6 || !slices.Equal(r.Partitions, want) || r.Server != nc.ConnectedServerName() || r.Draining {
+		t.Errorf("%+v, want %+v, and needs 6", r, want)
+	}
+	n.holdTicks.Store(true)
+	if r := n.report(); r.Needs != 6 || r.Partitions != nil {
+		t.Errorf("without room to fire: %+v", r)
+	}
+}
+
+// A partition that nobody has served for a while is told of, until somebody does.
+func TestUnserved(t *testing.T) {
+	var j membership
+	if j.servedElsewhere(0) || j.unserved() != nil {
+		t.Error("before anything is known")
+	}
+	serving := func(partitions ...int) (v cluster.View) {
+		b := cluster.Beat{Node: cluster.Node{Name: "b"}}
+		for _, p := range partitions {
+			b.Partitions = append(b.Partitions, cluster.Progress{Partition: p, Epoch: 1})
+		}
+		v.Members = []cluster.Beat{b}
+		return v
+	}
+	j.noteUnserved(serving(1), 2)
+	if j.servedElsewhere(0) || !j.servedElsewhere(1) || j.unserved() != nil {
+		t.Errorf("at first: %t, %t, %q", j.servedElsewhere(0), j.servedElsewhere(1), j.unserved())
+	}
+	j.unservedSince[0] = j.unservedSince[0].Add(-2 * lostTooLong)
+	j.noteUnserved(serving(1), 2)
+	if problems := j.unserved(); len(problems) != 1 || !strings.Contains(problems[0], "no node has served partition 0 for") {
+		t.Errorf("after a while: %q", problems)
+	}
+	if j.noteUnserved(serving(0), 2); j.unserved() != nil || !j.servedElsewhere(0) || j.servedElsewhere(1) {
+		t.Errorf("when the other one is served: %q", j.unserved())
 	}
 }
 
