@@ -58,16 +58,21 @@ func TestFollowFromAnother(t *testing.T) {
 	}
 }
 
-// A part that is saved in vain, again and again, is asked for at ever longer intervals, up to a minute.
+// A part that is saved in vain, again and again, is asked for at ever longer intervals, up to a minute. The log above it is kept only meanwhile.
 func TestPartsInVain(t *testing.T) {
 	nc, s := openStreams(t)
 	n := &Node{o: Options{Name: "new", Prefix: "carillon", Stream: "CARILLON"}, streams: s, requestConn: nc, log: slog.New(slog.DiscardHandler)}
 	n.o.Data = t.TempDir()
 	n.servers.Config = servers.Config{Node: "new", URL: nc.ConnectedUrl(), Logger: n.log}
 	openLocal(t, n)
+	const applied = 7
+	n.applied.Store(applied)
 	p := &partition{}
 	n.partitions = []*partition{p}
 	if _, err := nc.Subscribe("carillon.node.owner.give.0", func(m *nats.Msg) {
+		if needs := p.needs.Load(); needs != applied {
+			t.Errorf("while a part is saved the log is kept above %d, want %d", needs, applied)
+		}
 		if err := m.Respond([]byte(`{"folder":"gone","id":"gone","position":7}`)); err != nil {
 			t.Error(err)
 		}
@@ -83,6 +88,9 @@ func TestPartsInVain(t *testing.T) {
 		}
 		if err := n.follow(t.Context(), p, v); err == nil {
 			t.Fatal("a part that is not there is followed")
+		}
+		if needs := p.needs.Load(); needs != 0 {
+			t.Errorf("the log is kept above %d for a part that was given up", needs)
 		}
 	}
 }

@@ -126,7 +126,7 @@ func TestPutBack(t *testing.T) {
 	}{
 		"all":              {stored: []uint64{1, 2, 3, 4}, want: []uint64{1, 2, 3, 4}},
 		"one is missing":   {stored: []uint64{1, 2, 4}, want: []uint64{1, 2, 0, 4}},
-		"its end only":     {stored: []uint64{1, 2, 3, 4}, cut: 3, want: []uint64{3, 4}},
+		"its end only":     {stored: []uint64{1, 2, 3, 4}, cut: 4, want: []uint64{4}},
 		"nothing is left":  {stored: []uint64{1, 2, 3, 4}, cut: 5},
 		"a place is taken": {stored: []uint64{1, 2, 3, 4}, theirs: 1, err: "a record came to stand at 2 instead of 1"},
 	} {
