@@ -58,7 +58,8 @@ func TestFollowFromAnother(t *testing.T) {
 	}
 }
 
-// A part that is saved in vain, again and again, is asked for at ever longer intervals, up to a minute. The log above it is kept only meanwhile.
+// A part that is saved in vain, again and again, is asked for at ever longer intervals, up to a minute. The log is kept for it only
+// meanwhile.
 func TestPartsInVain(t *testing.T) {
 	nc, s := openStreams(t)
 	n := &Node{o: Options{Name: "new", Prefix: "carillon", Stream: "CARILLON"}, streams: s, requestConn: nc, log: slog.New(slog.DiscardHandler)}

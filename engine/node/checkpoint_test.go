@@ -183,7 +183,7 @@ func TestCheckpointOfDamagedJobs(t *testing.T) {
 		t.Errorf("the node fails: %v", err)
 	}
 	damaged, other := n.partitions[0], n.partitions[1]
-	if why := damaged.whyStopped(); !errors.Is(why, wal.ErrCorrupt) || !strings.Contains(why.Error(), "the jobs of partition 0 cannot be read") {
+	if why := damaged.whyStopped(); !errors.Is(why, wal.ErrCorrupt) || !strings.Contains(why.Error(), "jobs of partition 0 cannot be read") {
 		t.Errorf("the one whose jobs are damaged stopped with %v", why)
 	}
 	if other.whyStopped() != nil || other.checkpoint.Load() != 10 {

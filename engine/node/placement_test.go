@@ -136,8 +136,8 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
-// A partition that others follow and serve is given up after a while, once its commands are answered, but not while it is this node's in any
-// way, or stopped, or saved. Then nothing of it is left.
+// A partition that others follow and serve is given up after a while, once its commands are answered, and nothing of it is left. It is kept
+// while this node serves or claims it, if it stopped, and while partitions are saved.
 func TestGiveUp(t *testing.T) {
 	n := withTables(t, Options{Data: t.TempDir(), Name: "a", Linger: time.Second}, 1)
 	nc, _ := openStreams(t)
