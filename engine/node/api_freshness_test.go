@@ -1,8 +1,14 @@
 package node
 
 import (
+	"context"
 	"testing"
 	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 func TestFreshness(t *testing.T) {
@@ -30,4 +36,33 @@ func TestFreshness(t *testing.T) {
 	p.answered(at(4100), at(4202))
 	p.answered(at(4202), at(4203))
 	is(4204, true) // as ever
+}
+
+// A node is fresh only if its server answers on both of its connections: requests come by one, and commands go to the log by the other.
+func TestPingsOnBothConnections(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	connect := func() *nats.Conn {
+		nc, err := nats.Connect(ns.ClientURL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	gone := connect()
+	gone.Close()
+	for what, c := range map[string]struct {
+		n    *Node
+		want bool
+	}{
+		"both":                  {&Node{nc: connect(), requestConn: connect()}, true},
+		"not that of requests":  {&Node{nc: connect(), requestConn: gone}, false},
+		"only that of requests": {&Node{nc: gone, requestConn: connect()}, false},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		if got := c.n.ping(ctx); got != c.want {
+			t.Errorf("%s answered: %v", what, got)
+		}
+		cancel()
+	}
 }

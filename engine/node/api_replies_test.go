@@ -10,6 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
@@ -185,6 +188,115 @@ func TestRepliesInVain(t *testing.T) {
 	inVain(<-a.told, "stops")
 	a.failed(a.done, notTaken(errors.New("lost")))
 	inVain(<-a.told, "lost")
+}
+
+// Each request is given up when it has waited for replyTimeout, or a little longer, whichever were given up before it. One that was answered
+// is not, nor does it hold up others. None counts as in progress after that, nor after the engine's end.
+func TestRepliesAreGivenUpInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAnswers(t)
+		for round := range uint64(3) {
+			began := time.Now()
+			for i := range uint64(3) {
+				a.open.Add(1)
+				a.await(10*round+i+1, a.done)
+				time.Sleep(replyTimeout / 10)
+			}
+			a.applied(10*round+1, &reply{changed: true})
+			if r := <-a.told; !r.changed || r.err != nil {
+				t.Errorf("round %d: %+v", round, r)
+			}
+			for i := 1; i < 3; i++ {
+				r := <-a.told
+				late := time.Since(began) - time.Duration(i)*replyTimeout/10 - replyTimeout
+				if r.err == nil || late < 0 || late > replyTimeout/10 {
+					t.Errorf("round %d: request %d is told of %v, %s after its time", round, i, r.err, late)
+				}
+			}
+			a.mu.Lock()
+			if len(a.waiting) > 0 || len(a.deadlines) > 0 {
+				t.Errorf("round %d: %d wait, %d have a deadline", round, len(a.waiting), len(a.deadlines))
+			}
+			a.mu.Unlock()
+		}
+		a.stop()
+		synctest.Wait()
+		a.open.Add(1)
+		a.await(100, a.done)
+		<-a.told
+		synctest.Wait()
+		if open := a.open.Load(); open != 0 || len(a.told) > 0 {
+			t.Errorf("%d are in progress, %d were told more than once", open, len(a.told))
+		}
+	})
+}
+
+// A command that waits for room in the log goes there once there is some. One that the log refuses, or the library, as on a closed connection,
+// has its outcome at once.
+func TestCommandsOnTheirWay(t *testing.T) {
+	nc, s := openStreams(t)
+	n := &Node{o: Options{Prefix: "carillon"}, nc: nc, streams: s}
+	n.replies.init()
+	var work sync.WaitGroup
+	ctx, stop := context.WithCancel(t.Context())
+	work.Go(func() { n.replies.run(ctx) })
+	told := make(chan reply, 1)
+	submit := func() { n.submit(carillon.VerbDelete, "j", "", nil, func(r reply) { told <- r }) }
+
+	n.logUsage.update(streams.Info{Bytes: 100, MaxBytes: 100}, 0)
+	submit()
+	n.logUsage.update(streams.Info{MaxBytes: 100}, 0)
+	var last uint64
+	natstest.Eventually(t, "it is in the log", func() bool {
+		info, err := s.Log.Info(t.Context())
+		last = info.Last
+		return err == nil && last > 0
+	})
+	n.replies.applied(last, &reply{changed: true})
+	if r := natstest.Receive(t, "its outcome", told); r.err != nil || !r.changed {
+		t.Errorf("%+v", r)
+	}
+
+	unknown := &carillon.Error{Code: carillon.CodeUnavailable}
+	for what, spoil := range []func(){
+		func() { n.o.Prefix = "other" }, // of which there is no stream
+		nc.Close,
+	} {
+		spoil()
+		for _, open := range []int64{0, fewInProgress} {
+			n.replies.open.Add(open)
+			submit()
+			if r := natstest.Receive(t, "its outcome", told); !errors.Is(r.err, unknown) {
+				t.Errorf("spoilt %d, %d in progress: %+v", what, open, r)
+			}
+			n.replies.open.Add(-open)
+		}
+	}
+	if r := notTaken(streams.ErrNoSpace); r.err.Code != carillon.CodeLimitExceeded {
+		t.Errorf("the log is full: %v", r.err) // nothing was done
+	}
+	stop()
+	work.Wait()
+}
+
+// A command is not written past what the library has yet to write: it would come into the log before commands that were sent before it.
+func TestNothingIsOvertaken(t *testing.T) {
+	ns := natstest.Start(t, &server.Options{})
+	nc, err := nats.Connect(ns.ClientURL(), nats.MaxReconnects(-1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	n := &Node{nc: nc}
+	natstest.Eventually(t, "all is written", n.nothingBuffered)
+	ns.Shutdown()
+	natstest.Eventually(t, "the library keeps what it is given", func() bool { return nc.Status() == nats.RECONNECTING })
+	if err := nc.Publish("before", nil); err != nil {
+		t.Fatal(err)
+	}
+	if n.nothingBuffered() {
+		t.Error("the next one would be written first")
+	}
 }
 
 // A request that waits for room in the log does not wait any more once the engine stops.
