@@ -95,10 +95,10 @@ func TestImport(t *testing.T) {
 		"{\"id\":\"space\"}\u00a0", // which is no white space in JSON
 	}
 	got := importLines(t, nc, "r", lines...)
-	codes, fields := map[int]carillon.Code{}, map[int]string{}
+	codes, fields, ids := map[int]carillon.Code{}, map[int]string{}, map[int]string{}
 	var order []int
 	for _, f := range got.Failed {
-		codes[f.Line], fields[f.Line] = f.Error.Code, f.Error.Field
+		codes[f.Line], fields[f.Line], ids[f.Line] = f.Error.Code, f.Error.Field, f.ID
 		order = append(order, f.Line)
 	}
 	if got.Imported != 3 || got.Unchanged != 0 || got.LeftOut != 1 || !slices.Equal(order, []int{6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18}) {
@@ -117,6 +117,11 @@ func TestImport(t *testing.T) {
 	for line, want := range map[int]string{6: "schedule", 7: "id", 8: "", 9: "end", 10: "accepted", 11: "from", 12: "last", 13: "accepted", 14: "from", 15: "version", 16: "fires", 17: "skipped"} {
 		if fields[line] != want {
 			t.Errorf("line %d: field %q, not %q", line, fields[line], want)
+		}
+	}
+	for line, want := range map[int]string{6: "bad", 8: "", 9: "late", 10: "accepted"} {
+		if ids[line] != want {
+			t.Errorf("line %d: id %q, not %q", line, ids[line], want)
 		}
 	}
 	fired := func(version uint64) {
@@ -152,12 +157,22 @@ func TestImport(t *testing.T) {
 		t.Errorf("a request of 121 bytes: %v", err)
 	}
 
-	many := bytes.Repeat([]byte("{}\n"), carillon.MaxImportLines+1)
-	for name, body := range map[string][]byte{"many lines": many, "many bytes": bytes.Repeat([]byte(" "), carillon.MaxImportBytes+3)} {
-		body[len(body)/2] = '\n'
-		answer, err := nc.Request("carillon.api.import", append(body, '}'), 10*time.Second)
-		if err != nil || !errors.Is(carillon.ParseError(answer.Data), &carillon.Error{Code: carillon.CodeLimitExceeded}) {
-			t.Errorf("%s: %v", name, err)
+	// So many lines and bytes are taken, and not one more, unless there is one line.
+	long := `{"id":"long","payload":"` + strings.Repeat("x", carillon.MaxPayload-2) + `"}`
+	for name, c := range map[string]struct {
+		body  string
+		taken bool
+	}{
+		"as many lines":         {strings.Repeat("\n", carillon.MaxImportLines-1) + "{", true},
+		"a line more":           {strings.Repeat("\n", carillon.MaxImportLines) + "{", false},
+		"as many bytes":         {"\n{" + strings.Repeat(" ", carillon.MaxImportBytes-3) + "{", true},
+		"a byte more":           {"\n{" + strings.Repeat(" ", carillon.MaxImportBytes-2) + "{", false},
+		"one line":              {long, true},
+		"that line and another": {long + "\n{", false},
+	} {
+		answer, err := nc.Request("carillon.api.import", []byte(c.body), 10*time.Second)
+		if err != nil || errors.Is(carillon.ParseError(answer.Data), &carillon.Error{Code: carillon.CodeLimitExceeded}) == c.taken {
+			t.Errorf("%s: %v %.200s", name, err, answer.Data)
 		}
 	}
 	unbrokenLog(t, r)

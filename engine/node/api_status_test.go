@@ -1,12 +1,17 @@
 package node_test
 
 import (
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
+
 	"github.com/carillon-scheduler/carillon"
+	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/node"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 )
 
 // Before a partition's first tick its status has no time, instead of a wrong one.
@@ -27,6 +32,33 @@ func TestStatusOfNewNode(t *testing.T) {
 	if s := status(t, c); s.Partitions[0].Now.Sub(began).Abs() > time.Minute || !s.Partitions[1].Now.IsZero() {
 		t.Errorf("partitions are at %s and %s", s.Partitions[0].Now, s.Partitions[1].Now)
 	}
+}
+
+// A status says which node answers, what it is built from, how late triggers were, and what there is in each partition.
+func TestStatusTells(t *testing.T) {
+	t.Parallel()
+	o := base(t)
+	o.Partitions, o.Name, o.CheckpointEvery = 1, "teller", time.Millisecond
+	r := run(t, o)
+	c := client(t, r.NATS)
+	began := time.Now()
+	for _, job := range []carillon.Job{{ID: "now", Schedule: "@in 1ms"}, {ID: "waits", Schedule: "@every 1h"}, {ID: "paused", Schedule: "@every 1h"}} {
+		put(t, c, job)
+	}
+	if _, err := c.Pause(t.Context(), "paused"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it tells of all", func() bool {
+		s := status(t, c)
+		p := &s.Partitions[0]
+		v := s.Versions
+		return s.Node == "teller" && s.Ready && len(s.Nodes) == 0 && s.Time.Sub(began).Abs() < time.Hour &&
+			v.Carillon == node.Version() && v.Logic == engine.Logic && v.Tzdata == schedule.TZVersion() && v.NATS == server.VERSION && v.Go == runtime.Version() &&
+			s.Lateness != nil && s.Lateness.Count == 1 &&
+			p.Owner == "teller" && p.Epoch > 0 && p.Position > p.Epoch && p.Jobs[carillon.StatusScheduled] == 1 && p.Jobs[carillon.StatusPaused] == 1 &&
+			p.Jobs[carillon.StatusCompleted] == 1 && p.Timers == 1 && p.Outputs == 1 && p.Published == 1 && p.Outbox == 0 && len(p.Skipped) == 0 &&
+			p.Checkpoint > 0 && p.CheckpointAt.Sub(began).Abs() < time.Hour
+	})
 }
 
 // Rejections and skipped fires are counted from the start of the process, although the log from before it is replayed.
@@ -77,7 +109,9 @@ func TestOutputsNotTaken(t *testing.T) {
 		t.Helper()
 		eventually(t, "/readyz says "+why, func() bool {
 			ok, said := readyz(t, r.HTTP)
-			return ok == ready && strings.Contains(said, why) && (metric(t, r.HTTP, "carillon_problems") == 0) == ready
+			s := status(t, client(t, e.url))
+			return ok == ready && strings.Contains(said, why) && (metric(t, r.HTTP, "carillon_problems") == 0) == ready &&
+				s.Ready == ready && (ready || strings.Contains(strings.Join(s.Problems, " "), why))
 		})
 	}
 	says(false, "partition 0 has not been able to publish for")
