@@ -1,20 +1,29 @@
 package node
 
 import (
+	"encoding/base64"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"sort"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/nats-io/nats.go/micro"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
+	"github.com/carillon-scheduler/carillon/engine/cluster"
 	"github.com/carillon-scheduler/carillon/engine/embedded"
+	"github.com/carillon-scheduler/carillon/engine/schedule"
 	"github.com/carillon-scheduler/carillon/engine/streams"
 	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
@@ -58,7 +67,10 @@ func TestRequestsAreBounded(t *testing.T) {
 	for _, c := range []*call{half, other, more} {
 		n.end(c, nil)
 	}
-	n.requests.calls.Store(maxCalls)
+	n.requests.calls.Store(maxCalls - 1)
+	if _, fits := begin(0); !fits {
+		t.Error("the last request is refused")
+	}
 	if _, fits := begin(0); fits {
 		t.Error("one request more is taken")
 	}
@@ -141,7 +153,7 @@ func (c command) Subject() string      { return c.subject }
 func (command) Data() []byte           { return []byte("{") }
 func (command) Headers() micro.Headers { return nil }
 
-// Lists wait for those before them, and selections beyond the bound are refused: each takes memory.
+// Lists wait for those before them, and selections and imports beyond the bound are refused: each takes memory.
 func TestListsAndSelectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := &Node{requests: requests{lists: make(chan struct{}, maxLists)}}
@@ -168,6 +180,16 @@ func TestListsAndSelectionsAreBounded(t *testing.T) {
 		n.requests.selections.Add(-1)
 		if err := n.apiSelection(&call{Request: malformed{}}, carillon.VerbPause); !errors.Is(err, invalid) {
 			t.Errorf("one selection less: %v", err)
+		}
+
+		n.requests.imports.Store(maxImports)
+		tooLong := lines{body: strings.Repeat("\n", carillon.MaxImportLines) + "{"}
+		said := fmt.Sprintf("more than %d imports", maxImports)
+		for more, refused := range []bool{true, false} {
+			n.requests.imports.Add(-int64(more))
+			if err := n.apiImport(&call{node: n, Request: tooLong}); !errors.Is(err, full) || strings.Contains(err.Error(), said) != refused {
+				t.Errorf("one import more, %d less: %v", more, err)
+			}
 		}
 	})
 }
@@ -295,5 +317,426 @@ func TestImportOfUnknownOutcome(t *testing.T) {
 	err := n.apiImport(&call{node: n, Request: lines{body: `{"id":"a","spec":{"schedule":"@daily"}}`}})
 	if !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
 		t.Errorf("it is told as %v", err)
+	}
+}
+
+// beside returns a node a that knows of a node b. Both say that they follow partition 1, and b that it serves partition 0, which only it
+// follows. Nobody follows partition 2.
+func beside(t *testing.T) *Node {
+	t.Helper()
+	nc, _ := openStreams(t)
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined := make(chan struct{})
+	close(joined)
+	n := &Node{
+		server: new(embedded.Server), o: Options{Prefix: "carillon", Name: "a"}, nc: nc, requestConn: nc, log: slog.New(slog.DiscardHandler),
+		meters: newMeters(func() *Node { return nil }), membership: membership{joinEnded: joined},
+	}
+	for number := range 3 {
+		n.partitions = append(n.partitions, &partition{number: number})
+	}
+	n.partitions[1].follows.Store(true)
+	for name, follows := range map[string][]cluster.Progress{
+		"a": {{Partition: 1, Position: 9}}, "b": {{Partition: 0, Position: 9, Epoch: 3}, {Partition: 1, Position: 5}},
+	} {
+		m, err := cluster.Join(t.Context(), js, cluster.Options{
+			Name: name, Partitions: 3, Report: func() cluster.Report { return cluster.Report{Partitions: follows} },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(m.Close)
+		if name == n.o.Name {
+			n.membership.member = m
+		}
+	}
+	natstest.Eventually(t, "a knows of b", func() bool { return len(n.view().Members) == 2 })
+	return n
+}
+
+// passed is a request on a subject with a body and headers.
+type passed struct {
+	command
+	header micro.Headers
+}
+
+func (p passed) Headers() micro.Headers { return p.header }
+
+// A request is passed on to the node that follows the partition, with the client's request id and no other header, and that node's answer to
+// the client, whole. It is passed on once: not if it came from another node, nor by a node to itself.
+func TestRequestsArePassedOnOnce(t *testing.T) {
+	n := beside(t)
+	asked, answers := make(chan *nats.Msg, 1), make(chan *nats.Msg, 1)
+	reply := nats.NewInbox()
+	for subject, to := range map[string]chan *nats.Msg{"carillon.node.b.>": asked, reply: answers} {
+		if _, err := n.nc.ChanSubscribe(subject, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	request := func(header micro.Headers) *call {
+		return &call{Request: passed{command{asks{reply: reply}, "carillon.api.put.j"}, header}, node: n, job: "j"}
+	}
+	for id, header := range map[string]micro.Headers{
+		"":  {"Nats-Trace-Dest": {"carillon.log.0.tick"}},
+		"r": {"Nats-Trace-Dest": {"carillon.log.0.tick"}, carillon.HeaderRequest: {"r"}},
+	} {
+		forwarded := make(chan error, 1)
+		go func() { forwarded <- n.forward(request(header), n.partitions[0]) }()
+		m := natstest.Receive(t, "a request is passed on", asked)
+		if m.Subject != "carillon.node.b.api.put.j" || string(m.Data) != "{" || m.Header.Get(carillon.HeaderRequest) != id || len(m.Header) != len(header)-1 {
+			t.Errorf("passed on: %s %v %s", m.Subject, m.Header, m.Data)
+		}
+		if err := m.RespondMsg(&nats.Msg{Data: []byte("refused"), Header: nats.Header{micro.ErrorCodeHeader: {"404"}}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-forwarded; err != nil {
+			t.Error(err)
+		}
+		if m := natstest.Receive(t, "an answer", answers); string(m.Data) != "refused" || m.Header.Get(micro.ErrorCodeHeader) != "404" {
+			t.Errorf("the answer is %v %s", m.Header, m.Data)
+		}
+	}
+
+	fromAnother := request(nil)
+	fromAnother.forwarded = true
+	for why, forward := range map[string]func() error{
+		"node a does not follow partition 0 just now": func() error { return n.forward(fromAnother, n.partitions[0]) },
+		"node a does not follow partition 1 just now": func() error { return n.forward(request(nil), n.partitions[1]) },
+		"no live node follows partition 2":            func() error { return n.forward(request(nil), n.partitions[2]) },
+	} {
+		if err := forward(); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) || !strings.Contains(err.Error(), why) {
+			t.Errorf("%v, want: %s", err, why)
+		}
+	}
+	if len(asked) > 0 {
+		t.Error("another one was passed on")
+	}
+
+	// While a's disk stands still, b answers for both.
+	n.clock.began = time.Now().Add(-time.Hour)
+	n.partitions[0].follows.Store(true)
+	for _, stalled := range []bool{false, true} {
+		if stalled {
+			n.appending.Store(1)
+		}
+		if n.answersHere(n.partitions[0]) == stalled || n.answersHere(n.partitions[1]) == stalled {
+			t.Errorf("the disk stands still: %t; it answers", stalled)
+		}
+		if to := n.followersView().Follower(1); (to == "b") != stalled {
+			t.Errorf("the disk stands still: %t; partition 1 is asked of %s", stalled, to)
+		}
+	}
+	n.partitions[2].follows.Store(true)
+	if !n.answersHere(n.partitions[2]) {
+		t.Error("the disk stands still, and nobody answers for the partition that only this node follows")
+	}
+}
+
+// A request about many jobs is put together from all partitions, or fails: also if nobody follows one of them.
+func TestWhoFollows(t *testing.T) {
+	n := beside(t)
+	if here, there, err := n.whoFollows(); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+		t.Errorf("nobody follows partition 2, and asked are %v, %v: %v", here, there, err)
+	}
+	n.partitions = n.partitions[:2]
+	here, there, err := n.whoFollows()
+	if err != nil || numbers(here) != "1" || len(there) != 1 || numbers(there["b"]) != "0" {
+		t.Errorf("%s are here, %v there: %v", numbers(here), there, err)
+	}
+}
+
+// A request between nodes names partitions that the node which answers follows.
+func TestNamedPartitions(t *testing.T) {
+	n := &Node{partitions: []*partition{{}, {number: 1}, {number: 2}}}
+	n.partitions[0].follows.Store(true)
+	n.partitions[2].follows.Store(true)
+	for names, want := range map[string]carillon.Code{
+		"0": "", "2,0": "", "1": carillon.CodeUnavailable, "0,1": carillon.CodeUnavailable,
+		"": carillon.CodeInvalidField, "x": carillon.CodeInvalidField, "0,-1": carillon.CodeInvalidField, "3": carillon.CodeInvalidField,
+	} {
+		ps, err := n.namedPartitions(&call{Request: passed{header: micro.Headers{headerPartitions: {names}}}})
+		switch {
+		case want == "":
+			if err != nil || numbers(ps) != names {
+				t.Errorf("%q names %s: %v", names, numbers(ps), err)
+			}
+		case !errors.Is(err, &carillon.Error{Code: want}):
+			t.Errorf("%q names %s: %v, want %s", names, numbers(ps), err, want)
+		}
+	}
+}
+
+// A node that takes long over another one's request says so all the while, and the other one waits for its answer, or its error.
+func TestNodesWaitForEachOther(t *testing.T) {
+	n := beside(t)
+	said := make(chan *nats.Msg, 100)
+	reply := nats.NewInbox()
+	sub, err := n.nc.ChanSubscribe(reply, said)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.handleNode(asks{reply: reply}, func(c *call) error {
+		for range 2 {
+			if m := natstest.Receive(t, "it says that it is at work", said); len(m.Data) > 0 {
+				t.Errorf("it says %s", m.Data)
+			}
+		}
+		return c.answer([]byte("done"))
+	})
+	if m := natstest.Receive(t, "its answer", said); string(m.Data) != "done" {
+		t.Errorf("its answer is %s", m.Data)
+	}
+	if err := sub.Unsubscribe(); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := n.nc.Subscribe("carillon.node.b.page", func(m *nats.Msg) {
+		answer := &nats.Msg{Data: m.Data, Header: m.Header}
+		if m.Header.Get("Refuse") != "" {
+			refusal := carillon.Error{Code: carillon.CodeNotFound, Message: "no"}
+			answer = &nats.Msg{Data: refusal.AppendJSON(nil), Header: nats.Header{micro.ErrorCodeHeader: {"404"}}}
+		}
+		if err := errors.Join(m.Respond(nil), m.Respond(nil), m.RespondMsg(answer)); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	before := n.nc.NumSubscriptions()
+	answer, err := n.askNode(t.Context(), "b", "page", nats.Header{headerAfter: {"j"}}, []byte("asked"))
+	if err != nil || string(answer.Data) != "asked" || answer.Header.Get(headerAfter) != "j" {
+		t.Errorf("b answers %+v, %v", answer, err)
+	}
+	if _, err := n.askNode(t.Context(), "b", "page", nats.Header{"Refuse": {"1"}}, nil); !errors.Is(err, &carillon.Error{Code: carillon.CodeNotFound}) {
+		t.Errorf("b refuses: %v", err)
+	}
+	// Nobody listens there.
+	if _, err := n.askNode(t.Context(), "gone", "page", nil, nil); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) {
+		t.Errorf("one that has gone: %v", err)
+	}
+	if left := n.nc.NumSubscriptions() - before; left > 0 {
+		t.Errorf("%d subscriptions are left", left)
+	}
+
+	ask := map[string][]*partition{"b": n.partitions[:2], "gone": n.partitions[2:]}
+	var told []string
+	err = n.askEach(t.Context(), ask, "page", []byte("asked"), func(answer []byte) error {
+		told = append(told, string(answer))
+		return errors.New("is not taken")
+	})
+	if len(told) != 1 || err == nil || !strings.Contains(err.Error(), "is not taken") || !strings.Contains(err.Error(), "node gone did not answer") {
+		t.Errorf("told: %q, %v", told, err)
+	}
+}
+
+// However many jobs a page takes from a partition, the node that has them is not asked for more than a list may have.
+func TestPagesAskedOfOthers(t *testing.T) {
+	n := beside(t)
+	if _, err := n.nc.Subscribe("carillon.node.b.page", func(m *nats.Msg) {
+		list, err := carillon.ParseList(m.Data)
+		if err != nil || list.Limit != carillon.MaxListLimit || list.Owner != "o" || m.Header.Get(headerPartitions) != "0" || m.Header.Get(headerAfter) != "j1" {
+			t.Errorf("asked: %v %s", m.Header, m.Data)
+		}
+		r := carillon.JobsReply{Jobs: []carillon.JobReply{{ID: "j2"}}}
+		answer := &nats.Msg{Data: r.AppendJSON(nil), Header: nats.Header{headerAfter: {"j3"}}}
+		if list.Topic != "" {
+			answer.Header.Set(headerMore, "true")
+		}
+		if err := m.RespondMsg(answer); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, topic := range []string{"", "t"} {
+		list := &carillon.ListRequest{Selection: carillon.Selection{Owner: "o"}, Topic: topic}
+		jobs, last, more, err := n.askPage("b", 0, list, "j1", carillon.MaxListLimit+8)
+		if err != nil || len(jobs) != 1 || jobs[0].ID != "j2" || last != "j3" || more != (topic != "") {
+			t.Errorf("%+v up to %s, more: %v, %v", jobs, last, more, err)
+		}
+	}
+}
+
+// Pages are merged from what each partition's listing gives: together they have every job once, in order, and none has more jobs or bytes
+// than it may, unless it is one job. A listing that has looked at enough is not read on for the same page.
+func TestMergeListings(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	short := 0
+	for range 300 {
+		const ids = 200
+		parts, limit, bytes := 1+random.IntN(4), 1+random.IntN(30), 200+random.IntN(2000)
+		has, sizes := make([][]carillon.JobReply, parts), make(map[string]int)
+		matches := make(map[string]bool) // of those at which a listing looks
+		var want, got []string
+		for i := range ids {
+			id := fmt.Sprintf("%03d", i)
+			if matches[id] = random.IntN(4) == 0; matches[id] {
+				want = append(want, id)
+			}
+			p := random.IntN(parts)
+			job := carillon.JobReply{ID: id, Spec: carillon.Job{Topic: strings.Repeat("t", random.IntN(300))}}
+			has[p], sizes[id] = append(has[p], job), len(job.AppendJSON(nil))+1
+		}
+		page := func(after string) (r carillon.JobsReply, cut bool) {
+			var listings []listing
+			for _, jobs := range has {
+				over := false
+				most := 1 + random.IntN(8)
+				read := func(after string) (found []carillon.JobReply, last string, more bool, err error) {
+					if over {
+						t.Fatal("a listing is read on")
+					}
+					from := sort.Search(len(jobs), func(i int) bool { return jobs[i].ID > after })
+					last = after
+					for looked := random.IntN(40) + 1; looked > 0 && from < len(jobs) && len(found) < most; looked-- {
+						if last = jobs[from].ID; matches[last] {
+							found = append(found, jobs[from])
+						}
+						from++
+					}
+					over = len(found) < most || from == len(jobs)
+					cut = cut || len(found) < most && from < len(jobs)
+					return found, last, from < len(jobs), nil
+				}
+				listings = append(listings, listing{limit: most, after: after, more: true, page: read})
+			}
+			r, err := mergeListings(listings, limit, bytes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r, cut
+		}
+		for cursor := ""; ; {
+			r, cut := page(cursor)
+			size := 0
+			for i := range r.Jobs {
+				got = append(got, r.Jobs[i].ID)
+				size += sizes[r.Jobs[i].ID]
+			}
+			if len(r.Jobs) > limit || size > bytes && len(r.Jobs) > 1 {
+				t.Fatalf("a page has %d jobs of %d bytes, at most %d of %d", len(r.Jobs), size, limit, bytes)
+			}
+			if r.Cursor == "" {
+				break
+			}
+			if !cut && len(r.Jobs) < limit && len(got) < len(want) && size+sizes[want[len(got)]] <= bytes {
+				t.Fatalf("a page has %d jobs of %d bytes, and the next one of %d would fit", len(r.Jobs), size, sizes[want[len(got)]])
+			}
+			after, err := base64.RawURLEncoding.DecodeString(r.Cursor)
+			if err != nil || string(after) <= cursor {
+				t.Fatalf("after %q comes %q: %v", cursor, after, err)
+			}
+			if cursor = string(after); len(r.Jobs) == 0 {
+				short++
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Fatalf("%d partitions, pages of %d: got %q, want %q", parts, limit, got, want)
+		}
+	}
+	if short == 0 {
+		t.Error("no page was empty")
+	}
+	unread := errors.New("cannot be read")
+	fails := func(string) ([]carillon.JobReply, string, bool, error) { return nil, "", false, unread }
+	if _, err := mergeListings([]listing{{more: true, limit: 1, page: fails}}, 1, 1); !errors.Is(err, unread) {
+		t.Errorf("a listing that fails: %v", err)
+	}
+}
+
+// A completed job is left out of an import, unless it comes with its state.
+func TestImportOfCompletedJobs(t *testing.T) {
+	im := newImporting(1)
+	left, kept := `{"id":"left","status":"completed","spec":{}}`, `{"id":"kept","status":"completed","spec":{},"state":{}}`
+	err := im.read(&call{node: new(Node), Request: lines{body: left + "\n" + kept}})
+	if err != nil || im.reply.LeftOut != 1 || len(im.reply.Failed) > 0 || len(im.packs[0]) != 1 {
+		t.Fatalf("%+v, %v", im.reply, err)
+	}
+	if pack := im.packs[0][0]; len(pack.jobs) != 1 || pack.jobs[0].ID != "kept" || pack.jobs[0].State == nil || pack.lines[0] != 2 {
+		t.Errorf("%+v", pack)
+	}
+}
+
+// A job's state may have counts and times up to the bounds, and none beyond.
+func TestStatesAreBounded(t *testing.T) {
+	horizon := time.UnixMilli(schedule.Horizon)
+	for what, c := range map[string]struct {
+		state carillon.JobState
+		field string
+	}{
+		"counts":   {carillon.JobState{Version: stateMost, Fires: stateMost, Skipped: stateMost}, ""},
+		"version":  {carillon.JobState{Version: stateMost + 1}, "version"},
+		"fires":    {carillon.JobState{Fires: stateMost + 1}, "fires"},
+		"skipped":  {carillon.JobState{Skipped: stateMost + 1}, "skipped"},
+		"times":    {carillon.JobState{Accepted: horizon, From: horizon, Last: horizon}, ""},
+		"accepted": {carillon.JobState{Accepted: horizon.Add(time.Millisecond)}, "accepted"},
+		"from":     {carillon.JobState{From: horizon.Add(time.Millisecond)}, "from"},
+		"last":     {carillon.JobState{Last: horizon.Add(time.Millisecond)}, "last"},
+	} {
+		err := checkState(&carillon.ImportJob{State: &c.state})
+		if c.field == "" && err != nil || c.field != "" && !errors.Is(err, &carillon.Error{Code: carillon.CodeInvalidField, Field: c.field}) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// What a node says of the others is what their beats say. A silent one serves nothing.
+func TestNodesOfView(t *testing.T) {
+	n := new(Node)
+	n.applied.Store(100)
+	beat := func(name string, draining bool, follows ...cluster.Progress) cluster.Beat {
+		return cluster.Beat{
+			Node: cluster.Node{Name: name, Zone: "z" + name, Weight: 3}, Version: "v" + name,
+			Report: cluster.Report{Draining: draining, ClockOffsetMS: -4, Partitions: follows},
+		}
+	}
+	got := n.nodes(cluster.View{
+		Placement: cluster.Placement{{Owner: "b", Standbys: []string{"a", "c"}}, {Owner: "b", Standbys: []string{"c"}}, {Owner: "c"}},
+		Members: []cluster.Beat{
+			beat("c", true, cluster.Progress{Partition: 2, Position: 70, Epoch: 8}, cluster.Progress{Partition: 0, Position: 60}),
+			beat("a", false),
+			beat("d", false, cluster.Progress{Position: 101}),
+		},
+		Silent: []cluster.Beat{beat("b", false, cluster.Progress{Position: 90, Epoch: 7}, cluster.Progress{Partition: 1, Position: 90, Epoch: 6})},
+	})
+	of := func(name string, state carillon.NodeState, serves, standby int, position, lag uint64) carillon.NodeStatus {
+		return carillon.NodeStatus{
+			Node: name, State: state, Zone: "z" + name, Weight: 3, Version: "v" + name, Serves: serves, Standby: standby, Position: position, Lag: lag,
+			ClockOffset: -4,
+		}
+	}
+	if want := []carillon.NodeStatus{
+		of("a", carillon.NodeLive, 0, 1, 0, 100), of("b", carillon.NodeSilent, 0, 0, 90, 10), of("c", carillon.NodeDraining, 1, 2, 70, 30),
+		of("d", carillon.NodeLive, 0, 0, 101, 0),
+	}; !slices.Equal(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// Of a partition that it follows, a node tells how far behind the log it is. Of another one it tells only who serves it.
+func TestStatusOfPartition(t *testing.T) {
+	layout := engine.Layout{Prefix: "carillon", Partitions: 2}
+	n := &Node{layout: layout, meters: newMeters(func() *Node { return nil })}
+	p := &partition{number: 1, machine: engine.New(layout, 1), chain: engine.NewChain(), stopped: errors.New("why"), foreign: 4}
+	p.follows.Store(true)
+	v := cluster.View{
+		Placement: cluster.Placement{{}, {Owner: "b", Standbys: []string{"c"}}},
+		Members:   []cluster.Beat{{Node: cluster.Node{Name: "b"}, Report: cluster.Report{Partitions: []cluster.Progress{{Partition: 1, Epoch: 5}}}}},
+	}
+	n.head.Store(10)
+	for applied, lag := range map[uint64]uint64{7: 3, 10: 0, 11: 0} {
+		n.applied.Store(applied)
+		s := n.partitionStatus(p, v)
+		if s.Lag != lag || s.Owner != "" || s.Partition != 1 || !slices.Equal(s.Standbys, []string{"c"}) || s.Stopped != "why" || s.Foreign != 4 {
+			t.Errorf("applied up to %d: %+v", applied, s)
+		}
+	}
+	n.applied.Store(7)
+	p.follows.Store(false)
+	if s := n.partitionStatus(p, v); s.Lag != 0 || s.Owner != "b" {
+		t.Errorf("not followed: %+v", s)
 	}
 }

@@ -353,6 +353,61 @@ func askAll(t *testing.T, c *carillon.Client, partitions, round int) {
 	}
 }
 
+// A page has all of its jobs, whichever nodes have them: also if more of them are in one partition than were asked for at once, and if those
+// that were asked for are larger than a message. So has a selection, and it counts them.
+func TestManyJobsOfOthers(t *testing.T) {
+	t.Parallel()
+	e := startExternal(t)
+	for _, name := range []string{"a", "b"} {
+		o := e.options(t)
+		o.Name, o.Follow, o.Standbys, o.Linger = name, node.FollowPlaced, -1, time.Millisecond
+		run(t, o)
+	}
+	nc := dial(t, e.url)
+	c := carillon.Connect(nc, carillon.WithTimeout(20*time.Second))
+	eventually(t, "each follows one partition", func() bool {
+		of := followers(t, nc, partitions, []string{"a", "b"})
+		return len(of[0]) == 1 && len(of[1]) == 1 && of[0][0] != of[1][0]
+	})
+	large := make([]byte, 400<<10) // in a page in base64: two of them are more than a message
+	var want, lines []string
+	for p := range partitions {
+		for i := range carillon.DefaultListLimit - 30 {
+			id := in(p, fmt.Sprintf("%d-%02d-", p, i))
+			want, lines = append(want, id), append(lines, `{"id":"`+id+`","owner":"all"}`)
+		}
+		for i := range 3 {
+			id := in(p, fmt.Sprint("large", i))
+			want = append(want, id)
+			put(t, c, carillon.Job{ID: id, Owner: "all", Payload: large, Form: carillon.PayloadBase64})
+		}
+	}
+	importLines(t, nc, "", lines...)
+	slices.Sort(want)
+	for range 6 { // either node answers
+		var got []string
+		for job, err := range c.List(t.Context(), carillon.ListRequest{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, job.ID)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("listed are %q, want %q", got, want)
+		}
+	}
+	if _, err := c.Pause(t.Context(), want[0]); err != nil {
+		t.Fatal(err)
+	}
+	for round, unchanged := range []uint64{1, uint64(len(want))} {
+		counts, again := selected(t, c.PauseWhere, carillon.Selection{Owner: "all"})
+		paused := carillon.SelectionReply{Type: counts.Type, Matched: uint64(len(want)), Changed: uint64(len(want)) - unchanged, Unchanged: unchanged}
+		if !again && counts != paused {
+			t.Errorf("round %d: pausing all of %d: %+v", round, len(want), counts)
+		}
+	}
+}
+
 // selected sends a command on a selection, and sends it again until it has been carried out on all of it: a node may not answer
 // another one in time. again says that it was sent more than once: then r does not count what was changed before.
 func selected(t testing.TB, command func(context.Context, carillon.Selection) (carillon.SelectionReply, error), s carillon.Selection) (r carillon.SelectionReply, again bool) {

@@ -51,6 +51,37 @@ func TestReadsEndWithTheNode(t *testing.T) {
 	}
 }
 
+// Whatever reads jobs does so once the node has all changes that another one may have answered for.
+func TestReadsWaitForTheLog(t *testing.T) {
+	_, s := openStreams(t)
+	if _, err := s.Log.Publish(t.Context(), "carillon.log.0.tick", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	p := &partition{machine: engine.New(engine.Layout{Prefix: "carillon", Partitions: 1}, 0)}
+	p.follows.Store(true)
+	n := &Node{streams: s, partitions: []*partition{p}, requests: requests{lists: make(chan struct{}, 1)}}
+	n.clock.begin(true)
+	n.waiters.close()
+	of := func(body string) *call {
+		return &call{Request: reads{lines{body: body}}, node: n, job: "j"}
+	}
+	for what, read := range map[string]func() error{
+		"get":       func() error { return n.apiGet(of("")) },
+		"list":      func() error { return n.apiList(of("{}")) },
+		"page":      func() error { return n.apiPage(of("{}")) },
+		"selection": func() error { return n.apiSelection(of(`{"prefix":"j"}`), carillon.VerbPause) },
+	} {
+		if err := read(); !errors.Is(err, &carillon.Error{Code: carillon.CodeUnavailable}) || !strings.Contains(err.Error(), errStops.Error()) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// reads is a request about partition 0.
+type reads struct{ lines }
+
+func (reads) Headers() micro.Headers { return micro.Headers{headerPartitions: {"0"}} }
+
 // Who gives up waiting for the log is forgotten: while nothing is applied, the list would grow with each request.
 func TestGivenUpWaitIsForgotten(t *testing.T) {
 	n := &Node{}

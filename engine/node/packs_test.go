@@ -9,11 +9,14 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/micro"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/carillon-scheduler/carillon"
 	"github.com/carillon-scheduler/carillon/engine"
 	"github.com/carillon-scheduler/carillon/engine/streams"
+	"github.com/carillon-scheduler/carillon/internal/natstest"
 )
 
 // A record of an import is small enough for a tick to wait only a moment behind it, whether its jobs are many or large. Each record but the
@@ -139,5 +142,56 @@ func TestJobsOfImportsAreBounded(t *testing.T) {
 		if lines > 0 || unknown < atATime/packs || !n.requests.importJobs.TryAcquire(maxImportJobs) {
 			t.Errorf("when the engine stopped: %d lines failed, %d imports are unknown, or some jobs seem to be under way", lines, unknown)
 		}
+		n.requests.importJobs.Release(maxImportJobs)
+		n.sendPack(sent[0], p, &importPack{jobs: make([]engine.PackedJob, 1), lines: make([]int, 1)})
+		if open := n.replies.open.Load(); open != 0 || !n.requests.importJobs.TryAcquire(maxImportJobs) {
+			t.Errorf("an import whose outcome is unknown sends %d records more, or holds their jobs", open)
+		}
 	})
+}
+
+// A pack is passed on to the node that follows its partition. Its outcome is unknown unless that node tells of each job.
+func TestPacksArePassedOn(t *testing.T) {
+	n := beside(t)
+	asked, tells := make(chan *nats.Msg, 1), make(chan *nats.Msg, 1)
+	if _, err := n.nc.Subscribe("carillon.node.b.pack.0", func(m *nats.Msg) {
+		asked <- m
+		if err := m.RespondMsg(<-tells); err != nil {
+			t.Error(err)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	pack := []engine.PackedJob{engine.Pack(&carillon.Job{ID: "j"}, nil, "")}
+	refusal := carillon.Error{Code: carillon.CodeLimitExceeded, Message: "no"}
+	for what, c := range map[string]struct {
+		told nats.Msg
+		want carillon.Code
+		why  string
+	}{
+		"its outcome":  {nats.Msg{Data: []byte(`[{"Changed":true}]`)}, "", ""},
+		"two outcomes": {nats.Msg{Data: []byte(`[{},{}]`)}, carillon.CodeUnavailable, "it told of 2 of 1 jobs"},
+		"no outcomes":  {nats.Msg{Data: []byte(`?`)}, carillon.CodeUnavailable, "node b did not answer"},
+		"an error":     {nats.Msg{Data: refusal.AppendJSON(nil), Header: nats.Header{micro.ErrorCodeHeader: {"429"}}}, carillon.CodeLimitExceeded, "no"},
+	} {
+		outcome := make(chan reply, 1)
+		tells <- &c.told
+		n.forwardPack(n.partitions[0], pack, func(r reply) { outcome <- r })
+		if got, err := engine.DecodePack(natstest.Receive(t, "the pack", asked).Data); err != nil || len(got) != 1 || got[0].ID != "j" {
+			t.Errorf("%s: passed on are %+v, %v", what, got, err)
+		}
+		r := natstest.Receive(t, "the outcome", outcome)
+		if c.want == "" {
+			if r.err != nil || len(r.jobs) != 1 || !r.jobs[0].Changed {
+				t.Errorf("%s: %+v", what, r)
+			}
+		} else if r.err == nil || r.err.Code != c.want || !strings.Contains(r.err.Message, c.why) {
+			t.Errorf("%s: %v", what, r.err)
+		}
+	}
+	outcome := make(chan reply, 1)
+	n.forwardPack(n.partitions[2], pack, func(r reply) { outcome <- r })
+	if r := natstest.Receive(t, "the outcome", outcome); r.err == nil || !strings.Contains(r.err.Message, "no live node follows partition 2") {
+		t.Errorf("nobody follows the partition: %v", r.err)
+	}
 }
