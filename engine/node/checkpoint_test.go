@@ -206,10 +206,8 @@ func TestCheckpointsAtRest(t *testing.T) {
 	n := withTables(t, Options{Data: t.TempDir(), Name: "a", EmptyLogAfter: time.Nanosecond}, 1)
 	nc, s := openStreams(t)
 	n.streams = s
-	n.membership.joinEnded = make(chan struct{})
-	n.membership.member = joinAs(t, nc, "a", cluster.Report{})
-	close(n.membership.joinEnded)
-	joinAs(t, nc, "b", cluster.Report{Needs: needed})
+	joinBeside(t, n, nc, cluster.Report{})
+	joinAs(t, nc, "b", 1, cluster.Report{Needs: needed})
 	natstest.Eventually(t, "it knows what the other one needs", func() bool { return n.neededElsewhere() == needed })
 	for _, applied := range []uint64{needed, last} {
 		n.applied.Store(applied)
@@ -225,15 +223,23 @@ func TestCheckpointsAtRest(t *testing.T) {
 	}
 }
 
+// joinBeside makes a node one of several, with the same report in each of its beats.
+func joinBeside(t *testing.T, n *Node, nc *nats.Conn, r cluster.Report) {
+	t.Helper()
+	n.membership.joinEnded = make(chan struct{})
+	n.membership.member = joinAs(t, nc, n.o.Name, len(n.partitions), r)
+	close(n.membership.joinEnded)
+}
+
 // joinAs makes a member with the same report in each of its beats.
-func joinAs(t *testing.T, nc *nats.Conn, name string, r cluster.Report) *cluster.Member {
+func joinAs(t *testing.T, nc *nats.Conn, name string, partitions int, r cluster.Report) *cluster.Member {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m, err := cluster.Join(t.Context(), js, cluster.Options{
-		Bucket: nodesBucket("CARILLON"), Name: name, Partitions: 1, Report: func() cluster.Report { return r },
+		Bucket: nodesBucket("CARILLON"), Name: name, Partitions: partitions, Report: func() cluster.Report { return r },
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -141,10 +141,8 @@ func TestPlacement(t *testing.T) {
 func TestGiveUp(t *testing.T) {
 	n := withTables(t, Options{Data: t.TempDir(), Name: "a", Linger: time.Second}, 1)
 	nc, _ := openStreams(t)
-	n.membership.joinEnded = make(chan struct{})
-	n.membership.member = joinAs(t, nc, "a", cluster.Report{Draining: true})
-	close(n.membership.joinEnded)
-	joinAs(t, nc, "b", cluster.Report{Partitions: []cluster.Progress{{Position: 10, Epoch: 5}}})
+	joinBeside(t, n, nc, cluster.Report{Draining: true})
+	joinAs(t, nc, "b", 1, cluster.Report{Partitions: []cluster.Progress{{Position: 10, Epoch: 5}}})
 	natstest.Eventually(t, "it is placed on the other node, which serves it", func() bool { return n.followedAsPlaced(n.view(), 0) })
 	p := n.partitions[0]
 	n.applied.Store(10)
